@@ -1,0 +1,1 @@
+"""Commands. Thin: parse arguments, call a room below, print."""

@@ -1,0 +1,1 @@
+"""Talk to a server: the blocking client."""

@@ -1,0 +1,1 @@
+"""The node file: schema, loading, resolving."""

@@ -1,0 +1,341 @@
+"""Every error that a user can meet, in one tree.
+
+::
+
+    HloserveError
+    ├─ BadRequest            INVALID_ARGUMENT     the caller can fix it
+    │   ├─ TensorMismatch    (tensor, what, expected, got)
+    │   ├─ UnknownTensor     (tensor, known)
+    │   ├─ DuplicateTensor   (tensor)
+    │   ├─ MissingTensor     (tensor)
+    │   ├─ MalformedBody     (reason, offset)
+    │   ├─ BodyTooLarge      (limit_bytes, got_bytes, setting)
+    │   ├─ UnsupportedMedia  (what, supported)
+    │   └─ InvalidInput      (message)            raised by hooks
+    ├─ ModelNotFound         NOT_FOUND            (model)
+    ├─ NotImplementedYet     UNIMPLEMENTED        (what)
+    ├─ NotPossibleNow        FAILED_PRECONDITION  the caller must do something else first
+    ├─ Overloaded            RESOURCE_EXHAUSTED, retryable
+    │   ├─ QueueFull         (model, depth)
+    │   ├─ TooManyInFlight   (limit)
+    │   └─ DeviceMemoryFull  (needed_bytes, free_bytes)
+    ├─ DeadlineExceeded      DEADLINE_EXCEEDED    (model, late_ns)
+    ├─ Cancelled             CANCELLED            (model)
+    ├─ Unavailable           UNAVAILABLE, retryable
+    │   ├─ ShuttingDown
+    │   └─ ModelNotReady     (model, reason)
+    ├─ BundleProblem         INTERNAL             (bundle, findings)   load time
+    │   ├─ ManifestProblem   ├─ WeightsProblem   ├─ ProgramProblem   └─ HookProblem
+    ├─ ConfigProblem         INTERNAL             (source, at, reason) exit status 2
+    ├─ HookFailed            INTERNAL             (model, hook)        cause kept
+    └─ BackendFailed         INTERNAL             (operation, model)   cause kept
+
+Rules: decide by type, never by message text; fields are attributes and the message is built from
+them; `retryable` only when the same call may succeed unchanged. Statuses are not here:
+`hloserve.wire.status` maps `Code` to gRPC and HTTP.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import ClassVar
+
+__all__ = [
+    "BackendFailed",
+    "BadRequest",
+    "BodyTooLarge",
+    "BundleProblem",
+    "Cancelled",
+    "Code",
+    "ConfigProblem",
+    "DeadlineExceeded",
+    "DeviceMemoryFull",
+    "DuplicateTensor",
+    "HloserveError",
+    "HookFailed",
+    "HookProblem",
+    "InvalidInput",
+    "MalformedBody",
+    "ManifestProblem",
+    "MissingTensor",
+    "ModelNotFound",
+    "ModelNotReady",
+    "NotImplementedYet",
+    "NotPossibleNow",
+    "Overloaded",
+    "ProgramProblem",
+    "QueueFull",
+    "ShuttingDown",
+    "TensorMismatch",
+    "TooManyInFlight",
+    "Unavailable",
+    "UnknownTensor",
+    "UnsupportedMedia",
+    "WeightsProblem",
+]
+
+
+class Code(Enum):
+    """Canonical status codes; values are gRPC's names."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
+
+
+class HloserveError(Exception):
+    """Root of the tree. `code` and `retryable` are fixed per class."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+    retryable: ClassVar[bool] = False
+
+
+class BadRequest(HloserveError):
+    """The caller sent something that can never succeed; the message says what to change."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class TensorMismatch(BadRequest):
+    """A tensor does not fit its spec.
+
+    Attributes:
+        tensor: its name, with the role: ``input 'image'``.
+        what: what differs: ``dtype``, ``rank``, ``extent of axis 1 (c)``, ``byte length``...
+    """
+
+    def __init__(self, tensor: str, what: str, expected: object, got: object) -> None:
+        self.tensor, self.what, self.expected, self.got = tensor, what, expected, got
+        super().__init__(f"{tensor}: {what} is {got}, expected {expected}")
+
+
+class UnknownTensor(BadRequest):
+    """A tensor that the model does not have."""
+
+    def __init__(self, tensor: str, known: Sequence[str]) -> None:
+        self.tensor, self.known = tensor, tuple(known)
+        super().__init__(
+            f"{tensor} is not declared by the model; it has {', '.join(known) or 'none'}"
+        )
+
+
+class DuplicateTensor(BadRequest):
+    """A tensor given, or asked for, twice."""
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        super().__init__(f"{tensor} appears more than once; send it once")
+
+
+class MissingTensor(BadRequest):
+    """A declared input that the request lacks."""
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        super().__init__(f"{tensor} is missing; the model needs it")
+
+
+class MalformedBody(BadRequest):
+    """Bytes that are not what they claim to be; `offset` counts from the start of the body."""
+
+    def __init__(self, reason: str, offset: int | None = None) -> None:
+        self.reason, self.offset = reason, offset
+        super().__init__(reason if offset is None else f"{reason} (at byte {offset})")
+
+
+class BodyTooLarge(BadRequest):
+    """A message over its cap; `setting` is the configuration key that raises the cap."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+    def __init__(self, limit_bytes: int, got_bytes: int | None, setting: str) -> None:
+        self.limit_bytes, self.got_bytes, self.setting = limit_bytes, got_bytes, setting
+        size = "more than allowed" if got_bytes is None else f"{got_bytes} bytes"
+        super().__init__(
+            f"message of {size}, the limit is {limit_bytes} bytes;"
+            f" the server's setting is {setting}"
+        )
+
+
+class UnsupportedMedia(BadRequest):
+    """A content type or encoding that the server does not read."""
+
+    def __init__(self, what: str, supported: Sequence[str]) -> None:
+        self.what, self.supported = what, tuple(supported)
+        super().__init__(f"{what} is not supported; use {' or '.join(supported)}")
+
+
+class InvalidInput(BadRequest):
+    """Raise this in a hook to tell the caller that its input is not acceptable."""
+
+
+class ModelNotFound(HloserveError):
+    """No model of that name (or version) is served here."""
+
+    code = Code.NOT_FOUND
+
+    def __init__(self, model: str, version: str = "") -> None:
+        self.model, self.version = model, version
+        which = f" version {version!r}" if version else ""
+        super().__init__(
+            f"model {model!r}{which} is not served here; the repository index lists the models"
+        )
+
+
+class NotImplementedYet(HloserveError):
+    """A part of the protocol, or a kind of model, that this server does not have."""
+
+    code = Code.UNIMPLEMENTED
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what} is not implemented by this server")
+
+
+class NotPossibleNow(HloserveError):
+    """The caller must do something else first; the message says what."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+class Overloaded(HloserveError):
+    """The server has more work than it takes on. Retryable, after a pause."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    retryable = True
+
+
+class QueueFull(Overloaded):
+    """The model's queue is at its cap."""
+
+    def __init__(self, model: str, depth: int) -> None:
+        self.model, self.depth = model, depth
+        super().__init__(f"queue of model {model!r} is full ({depth} requests); try again later")
+
+
+class TooManyInFlight(Overloaded):
+    """The server's cap of concurrent inference requests is reached."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(
+            f"{limit} inference requests are in flight, the limit"
+            " (endpoints.max_concurrent_requests); try again later"
+        )
+
+
+class DeviceMemoryFull(Overloaded):
+    """The device cannot hold what the call needs."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int | None) -> None:
+        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+        free = "" if free_bytes is None else f", {free_bytes} are free"
+        super().__init__(f"device memory is full: {needed_bytes} bytes are needed{free}")
+
+
+class DeadlineExceeded(HloserveError):
+    """The deadline passed before the answer was ready."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+    def __init__(self, model: str, late_ns: int = 0) -> None:
+        self.model, self.late_ns = model, late_ns
+        super().__init__(
+            f"deadline of the request to model {model!r} passed before it was answered"
+        )
+
+
+class Cancelled(HloserveError):
+    """The caller went away. Never sent; it ends the request inside the server."""
+
+    code = Code.CANCELLED
+
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        super().__init__("the caller cancelled the request")
+
+
+class Unavailable(HloserveError):
+    """Not now, but perhaps in a moment or on another server. Retryable."""
+
+    code = Code.UNAVAILABLE
+    retryable = True
+
+
+class ShuttingDown(Unavailable):
+    """The server is draining."""
+
+    def __init__(self) -> None:
+        super().__init__("server is shutting down")
+
+
+class ModelNotReady(Unavailable):
+    """The model is known but loading, or its load failed."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        self.model, self.reason = model, reason
+        super().__init__(f"model {model!r} is not ready: {reason}")
+
+
+class BundleProblem(HloserveError):
+    """A bundle that cannot be loaded, with everything that is wrong with it.
+
+    Attributes:
+        bundle: the bundle's directory or name.
+        findings: one sentence each: the place, the rule, what was expected and what came.
+    """
+
+    def __init__(self, bundle: object, findings: Sequence[str] | str) -> None:
+        self.bundle = str(bundle)
+        self.findings = (findings,) if isinstance(findings, str) else tuple(findings)
+        super().__init__(f"bundle {self.bundle}: " + "; ".join(self.findings))
+
+
+class ManifestProblem(BundleProblem):
+    """The content of `manifest.yaml`."""
+
+
+class WeightsProblem(BundleProblem):
+    """The weights file: header, offsets, metadata, missing tensors."""
+
+
+class ProgramProblem(BundleProblem):
+    """A program file: missing, unreadable, or at odds with manifest or weights."""
+
+
+class HookProblem(BundleProblem):
+    """`model.py`: it fails to run, or does not register what the bundle needs."""
+
+
+class ConfigProblem(HloserveError):
+    """A setting that cannot be used.
+
+    Attributes:
+        source: where it came from: a file, an environment variable, a flag.
+        at: the path of the key, e.g. ``$.scheduler.discipline``.
+    """
+
+    def __init__(self, source: str, at: str, reason: str) -> None:
+        self.source, self.at, self.reason = source, at, reason
+        super().__init__(f"{source}: {at}: {reason}" if at else f"{source}: {reason}")
+
+
+class HookFailed(HloserveError):
+    """A hook raised, or returned something that does not fit; the cause is chained."""
+
+    def __init__(self, model: str, hook: str, reason: str) -> None:
+        self.model, self.hook, self.reason = model, hook, reason
+        super().__init__(f"{hook} hook of model {model!r} failed: {reason}")
+
+
+class BackendFailed(HloserveError):
+    """The device or the compiler failed; the cause is chained."""
+
+    def __init__(self, operation: str, model: str, reason: str) -> None:
+        self.operation, self.model, self.reason = operation, model, reason
+        super().__init__(f"{operation} of model {model!r} failed: {reason}")

@@ -1,0 +1,1 @@
+"""One device: backend, programs, weights, queues, dispatch."""

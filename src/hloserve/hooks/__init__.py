@@ -1,0 +1,1 @@
+"""What the authors of `model.py` import."""

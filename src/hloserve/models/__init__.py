@@ -1,0 +1,1 @@
+"""What is served: registry, loader, hooks."""
