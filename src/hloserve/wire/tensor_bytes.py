@@ -1,0 +1,132 @@
+"""Between raw tensor bytes and arrays, with every check made before anything is allocated.
+
+What lives here: the rules that the protobuf and the JSON codec share for raw (binary) tensors.
+What does not: typed contents and JSON numbers (each codec has its own), and checks against a
+model's specs (`hloserve.server`). Stateless; any thread.
+
+Rules.
+1. Shapes are judged in exact integers: no extent is negative, and neither the element count nor
+   the byte count leaves int64, whatever the order of the extents.
+2. Bytes become an array without a copy: a read-only view of what was received.
+3. On the wire tensors are row-major and little-endian, as is the memory of every host that
+   hloserve runs on; only arrays of foreign byte order are swapped.
+
+Source: V2 protocol, "Tensor Data" and the raw contents of ModelInferRequest.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from hloserve.core.dtypes import BOOL, DType
+from hloserve.core.errors import BadRequest, TensorMismatch
+from hloserve.core.tensors import Array
+
+__all__ = ["MAX_RANK", "ByteString", "array_from_bytes", "bytes_of", "check_shape", "format_shape"]
+
+ByteString: TypeAlias = bytes | bytearray | memoryview
+
+MAX_RANK = 64
+"""NumPy's own limit; a longer shape is a lie or an attack."""
+
+_INT64_MAX = 2**63 - 1
+
+_COPY_IS_CHEAPER_BYTES = 16384
+"""Below this size `tobytes` costs less than making a view of the array's memory."""
+
+
+def format_shape(shape: Sequence[object]) -> str:
+    """Write a shape as messages show it: ``[2,3]``; a long one is cut."""
+    shown = ",".join(map(str, shape[:MAX_RANK]))
+    return f"[{shown},...]" if len(shape) > MAX_RANK else f"[{shown}]"
+
+
+def check_shape(name: str, dtype: DType, shape: Sequence[int], role: str = "input") -> int:
+    """Count the elements of a tensor whose shape a peer announced; allocate nothing.
+
+    Args:
+        name: the tensor's name, for the message.
+        dtype: its element type; the byte count depends on it.
+        shape: outermost extent first; empty for rank 0, which is one element.
+        role: what the tensor is, for the message.
+
+    Raises:
+        BadRequest: an extent is not an integer or is negative, the rank is over `MAX_RANK`, or the
+            tensor is larger than int64 can count.
+    """
+    if len(shape) > MAX_RANK:
+        raise BadRequest(f"{role} {name!r}: rank is {len(shape)}, at most {MAX_RANK} is possible")
+    elements = spread = 1
+    for extent in shape:
+        if type(extent) is not int or extent < 0:
+            raise BadRequest(
+                f"{role} {name!r}: shape {format_shape(shape)} has the extent {extent!r};"
+                " every extent must be an integer of 0 or more"
+            )
+        elements *= extent
+        spread *= extent or 1  # a zero must not hide the overflow of its neighbours
+    if spread * dtype.numpy.itemsize > _INT64_MAX:
+        raise BadRequest(
+            f"{role} {name!r}: a {dtype.kserve or dtype} tensor of shape {format_shape(shape)}"
+            " is larger than 2**63 bytes"
+        )
+    return elements
+
+
+def array_from_bytes(
+    name: str, dtype: DType, shape: Sequence[int], data: ByteString, role: str = "input"
+) -> Array:
+    """View raw bytes as an array of the announced dtype and shape.
+
+    Args:
+        name: the tensor's name, for the messages.
+        dtype: its element type.
+        shape: outermost extent first; empty for rank 0.
+        data: exactly the tensor's bytes, row-major and little-endian. It is kept alive by the
+            array and must not change.
+        role: what the tensor is, for the messages: ``input`` or ``output``.
+
+    Returns:
+        A read-only view of `data`.
+
+    Raises:
+        BadRequest: see `check_shape`; or a bool byte is neither 0 nor 1.
+        TensorMismatch: the byte length does not fit the shape.
+    """
+    expected = check_shape(name, dtype, shape, role) * dtype.numpy.itemsize
+    if len(data) != expected:
+        what = f"byte length of a {dtype.kserve or dtype} tensor of shape {format_shape(shape)}"
+        raise TensorMismatch(f"{role} {name!r}", what, expected, len(data))
+    array: Array = np.ndarray(shape, dtype.numpy, data)
+    if type(data) is not bytes:
+        array.flags.writeable = False
+    if dtype is BOOL:
+        _check_bools(name, array, role)
+    return array
+
+
+def _check_bools(name: str, array: Array, role: str) -> None:
+    """Refuse bytes that are no bool: compilers may read any bit of one."""
+    raw = array.view(np.uint8)
+    if raw.size and raw.max() > 1:
+        flat = raw.reshape(-1)
+        index = int((flat > 1).argmax())
+        raise BadRequest(
+            f"{role} {name!r}: BOOL element {index} is the byte {int(flat[index])};"
+            " only 0 and 1 are allowed"
+        )
+
+
+def bytes_of(array: Array) -> bytes | memoryview:
+    """Give an array's elements as the wire carries them: row-major, little-endian.
+
+    Returns:
+        A flat view of the array's own memory when it is large and already laid out so; else a
+        copy. A view is valid as long as the array is not changed.
+    """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.nbytes < _COPY_IS_CHEAPER_BYTES or not array.flags.c_contiguous:
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8).data
