@@ -1,0 +1,136 @@
+"""The seam between the engine and whatever runs programs.
+
+What lives here: what the engine asks of a device. What does not: the implementations
+(`hloserve.engine.xla_backend` for PJRT, `hloserve.engine.fake_backend` for tests); one contract
+suite covers both. Loading calls `read_program`, `compile` and, for weights, `to_device` from
+loader threads; once a model serves, the dispatch thread alone calls the rest.
+
+Rules.
+1. Foreign exceptions do not cross: what a method raises is one of our own types.
+2. A buffer belongs to its backend, and to the caller until it is given to `free`.
+3. `to_device` may alias an aligned host array, so whoever made the array keeps it untouched until
+   the buffer is freed. What `to_host` returns never aliases an argument of the execution.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from hloserve.core.tensors import Array
+from hloserve.engine.signature import Signature
+
+__all__ = ["ALIGNMENT_BYTES", "Backend", "Buffer", "Executable", "MemoryStats", "Program"]
+
+ALIGNMENT_BYTES = 64
+"""Host memory at multiples of this goes to the CPU device without a copy; XLA's own constant."""
+
+Buffer: TypeAlias = object
+"""Device memory; only the backend that made it looks inside."""
+
+
+class Program(Protocol):
+    """A program that was read, not yet compiled."""
+
+    @property
+    def signature(self) -> Signature:
+        """Argument and result types as written; extents may be open."""
+        ...
+
+
+class Executable(Protocol):
+    """A compiled program."""
+
+    @property
+    def signature(self) -> Signature:
+        """Argument and result types of what was compiled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """What the allocator of the device says of itself; None where it says nothing."""
+
+    in_use_bytes: int
+    limit_bytes: int | None = None
+    peak_in_use_bytes: int | None = None
+    pool_bytes: int | None = None
+
+
+class Backend(Protocol):
+    """One device."""
+
+    @property
+    def platform(self) -> str:
+        """Short name of the kind of device: ``cpu``, ``cuda``, ``fake``."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """What the vendor calls the device."""
+        ...
+
+    def read_program(self, artifact: bytes, source: str) -> Program:
+        """Parse a program.
+
+        Args:
+            artifact: the bytes of a program file.
+            source: the file's name, for error texts.
+
+        Raises:
+            ProgramProblem: the bytes are not a program this backend reads.
+
+        Threading: any thread.
+        """
+        ...
+
+    def compile(self, program: Program, model: str) -> Executable:
+        """Compile for this device; may take minutes, with the GIL released.
+
+        Raises:
+            BackendFailed: the compiler refused it; the cause is chained.
+
+        Threading: any thread.
+        """
+        ...
+
+    def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
+        """Put host arrays on the device, one buffer each, in order.
+
+        Args:
+            arrays: C-contiguous. On CPU, one that is aligned to `ALIGNMENT_BYTES` is not copied:
+                keep it alive and untouched until its buffer is freed.
+
+        Raises:
+            DeviceMemoryFull: no room. Retryable.
+            BackendFailed: the transfer failed; the cause is chained.
+        """
+        ...
+
+    def execute(self, executable: Executable, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Run a program; may return before it is done.
+
+        Raises:
+            DeviceMemoryFull: no room for the results. Retryable.
+            BackendFailed: wrong arguments, or the run failed; the cause is chained.
+        """
+        ...
+
+    def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
+        """Wait for buffers and give their content.
+
+        Returns:
+            One array per buffer, C-contiguous; may be a read-only view of device memory. It stays
+            valid after its buffer is freed, for as long as the array is referenced.
+
+        Raises:
+            BackendFailed: the run that makes a buffer failed; the cause is chained.
+        """
+        ...
+
+    def free(self, buffers: Sequence[Buffer]) -> None:
+        """Give buffers back; a second time is ignored."""
+        ...
+
+    def memory(self) -> MemoryStats | None:
+        """What the allocator reports; None when the device reports nothing. Any thread."""
+        ...

@@ -1,0 +1,86 @@
+"""What a model's dispatches add up to.
+
+What lives here: the counters that metrics and disciplines read. What does not: exposition
+(`hloserve.server`). The dispatch thread alone writes; any thread reads, and a reader takes copies
+made in one step under the GIL.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+__all__ = ["WAITS_KEPT", "ModelStatistics", "percentile"]
+
+WAITS_KEPT = 1024
+"""Queue waits remembered per model: enough for a p99, small enough for 1,000 models."""
+
+
+def percentile(samples: Sequence[int], fraction: float) -> int:
+    """The smallest sample that at least `fraction` of the samples do not exceed; 0 without any.
+
+    Example:
+        >>> percentile([30, 10, 20, 40], 0.5)
+        20
+    """
+    if not samples:
+        return 0
+    place = min(max(ceil(fraction * len(samples)), 1), len(samples))
+    return sorted(samples)[place - 1]
+
+
+class ModelStatistics:
+    """Counters of one model since it was loaded.
+
+    Attributes:
+        dispatch_count: executions that gave results.
+        requests_served: requests answered with outputs. A split request counts once per part.
+        rows_served: rows those requests carried.
+        padded_rows: rows of the compiled programs that ran; less `rows_served`, it is zeros.
+        compute_ns: time of transfer in, execution and transfer out. Assembly is not in it.
+        batch_sizes: dispatches by compiled size; 0 is a program without a batch size.
+        shed_count: requests whose deadline passed in the queue.
+        failed_count: requests answered with an error of the device.
+    """
+
+    __slots__ = (
+        "_waits_ns",
+        "batch_sizes",
+        "compute_ns",
+        "dispatch_count",
+        "failed_count",
+        "padded_rows",
+        "requests_served",
+        "rows_served",
+        "shed_count",
+    )
+
+    def __init__(self) -> None:
+        self.dispatch_count = 0
+        self.requests_served = 0
+        self.rows_served = 0
+        self.padded_rows = 0
+        self.compute_ns = 0
+        self.batch_sizes: dict[int, int] = {}
+        self.shed_count = 0
+        self.failed_count = 0
+        self._waits_ns: deque[int] = deque(maxlen=WAITS_KEPT)
+
+    def record_waits(self, waits_ns: Iterable[int]) -> None:
+        """Note how long requests stood in the queue; called when their dispatch starts.
+
+        Threading: dispatch thread.
+        """
+        self._waits_ns.extend(waits_ns)
+
+    def record_dispatch(self, *, size: int, requests: int, rows: int, compute_ns: int) -> None:
+        """Note an execution that gave results. Threading: dispatch thread."""
+        self.dispatch_count += 1
+        self.requests_served += requests
+        self.rows_served += rows
+        self.padded_rows += size or rows
+        self.compute_ns += compute_ns
+        self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
+
+    def waits_ns(self) -> list[int]:
+        """The latest queue waits, oldest first. Any thread."""
+        return list(self._waits_ns)
