@@ -1,1 +1,19 @@
-"""The node file: schema, loading, resolving."""
+"""The settings: schema, loading, resolving.
+
+`load` reads them once per process; everything else takes the part it needs as a plain value.
+"""
+
+from hloserve.config.loading import LoadedConfig, ShownSetting, load, require_model_dirs
+from hloserve.config.resolving import Resolved, resolve_hook_threads, resolve_log_format
+from hloserve.config.schema import WorkerConfig
+
+__all__ = [
+    "LoadedConfig",
+    "Resolved",
+    "ShownSetting",
+    "WorkerConfig",
+    "load",
+    "require_model_dirs",
+    "resolve_hook_threads",
+    "resolve_log_format",
+]

@@ -28,7 +28,9 @@
     │   ├─ ManifestProblem   ├─ WeightsProblem   ├─ ProgramProblem   └─ HookProblem
     ├─ ConfigProblem         INTERNAL             (source, at, reason) exit status 2
     ├─ HookFailed            INTERNAL             (model, hook)        cause kept
-    └─ BackendFailed         INTERNAL             (operation, model)   cause kept
+    ├─ BackendFailed         INTERNAL             (operation, model)   cause kept
+    ├─ MissingExtra          FAILED_PRECONDITION  (extra, purpose)     a library is not installed
+    └─ UntestedVersion       FAILED_PRECONDITION  (library, found, tested)
 
 Rules: decide by type, never by message text; fields are attributes and the message is built from
 them; `retryable` only when the same call may succeed unchanged. Statuses are not here:
@@ -56,6 +58,7 @@ __all__ = [
     "InvalidInput",
     "MalformedBody",
     "ManifestProblem",
+    "MissingExtra",
     "MissingTensor",
     "ModelNotFound",
     "ModelNotReady",
@@ -70,6 +73,7 @@ __all__ = [
     "Unavailable",
     "UnknownTensor",
     "UnsupportedMedia",
+    "UntestedVersion",
     "WeightsProblem",
 ]
 
@@ -318,11 +322,15 @@ class ConfigProblem(HloserveError):
     Attributes:
         source: where it came from: a file, an environment variable, a flag.
         at: the path of the key, e.g. ``$.scheduler.discipline``.
+        others: what else is wrong, so that one run tells everything.
     """
 
-    def __init__(self, source: str, at: str, reason: str) -> None:
-        self.source, self.at, self.reason = source, at, reason
-        super().__init__(f"{source}: {at}: {reason}" if at else f"{source}: {reason}")
+    def __init__(
+        self, source: str, at: str, reason: str, others: Sequence["ConfigProblem"] = ()
+    ) -> None:
+        self.source, self.at, self.reason, self.others = source, at, reason, tuple(others)
+        first = f"{source}: {at}: {reason}" if at else f"{source}: {reason}"
+        super().__init__("\n".join([first, *map(str, others)]))
 
 
 class HookFailed(HloserveError):
@@ -339,3 +347,28 @@ class BackendFailed(HloserveError):
     def __init__(self, operation: str, model: str, reason: str) -> None:
         self.operation, self.model, self.reason = operation, model, reason
         super().__init__(f"{operation} of model {model!r} failed: {reason}")
+
+
+class MissingExtra(HloserveError):
+    """A library of an optional extra is not installed; the text is the command that installs it."""
+
+    code = Code.FAILED_PRECONDITION
+
+    def __init__(self, extra: str, purpose: str, missing: object) -> None:
+        self.extra, self.purpose = extra, purpose
+        super().__init__(
+            f"{purpose} needs more packages: pip install 'hloserve[{extra}]' ({missing})"
+        )
+
+
+class UntestedVersion(HloserveError):
+    """A library whose internals we use is of a version in which they have moved."""
+
+    code = Code.FAILED_PRECONDITION
+
+    def __init__(self, library: str, found: str, tested: str) -> None:
+        self.library, self.found, self.tested = library, found, tested
+        super().__init__(
+            f"{library} {found} does not work with this version of hloserve, tested with"
+            f" {library} {tested}; install one of these"
+        )

@@ -1,0 +1,52 @@
+"""Keys that a node file may hold from elsewhere, and what to write instead.
+
+What lives here: one table. It turns "unknown key" into the next step for those who come from
+ReactantServer.jl or from a later version of the file. Immutable; any thread.
+"""
+
+from collections.abc import Mapping
+
+__all__ = ["FOREIGN_KEYS"]
+
+_LATER = "is not available in this version"
+_FLEET = f"{_LATER}: a file describes one worker"
+
+FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
+    ("batch_policy",): "was removed; use scheduler.models.<name>.max_batch_size",
+    ("cache_dir",): _LATER,
+    ("model_repo",): "is not a setting of a worker; use model_dirs",
+    ("base_port",): "is not a setting of a worker; use endpoints.grpc_port",
+    ("metrics_base_port",): "is not a setting of a worker; use endpoints.admin_port",
+    ("gpus",): _FLEET,
+    ("role",): _FLEET,
+    ("global",): f"{_FLEET}; write its blocks at the top level",
+    ("workers",): _FLEET,
+    ("models",): f"{_FLEET}; settings of single models are under scheduler.models",
+    ("shared_host_weights",): _LATER,
+    ("model_poll_seconds",): f"{_LATER}: models are loaded once at start",
+    ("runtime", "residency_mode"): "was removed; use model_control_mode",
+    ("runtime", "weight_cache_fraction"): _LATER,
+    ("runtime", "weight_cache_wiggle_fraction"): _LATER,
+    ("runtime", "autotune"): _LATER,
+    ("runtime", "autotune_cache"): _LATER,
+    ("runtime", "autotune_cache_dir"): _LATER,
+    ("runtime", "shared_host_weights"): _LATER,
+    ("runtime", "shared_host_weights_mode"): _LATER,
+    ("runtime", "weights_migration"): f"{_LATER}: weights are read as they are",
+    ("runtime", "executable_cache"): f"{_LATER}: programs are compiled at every start",
+    ("runtime", "batch_sizes"): f"{_LATER}: every compiled size is loaded",
+    ("scheduler", "ema_halflife_seconds"): _LATER,
+    ("scheduler", "recency_penalty_cap"): _LATER,
+    ("scheduler", "coalescing_discount"): _LATER,
+    ("scheduler", "cost_ema_alpha"): _LATER,
+    ("scheduler", "compaction_interval"): _LATER,
+    ("scheduler", "dispatch_timeout_seconds"): (
+        "was never enforced and is not a setting; clients set a deadline per request"
+    ),
+    ("scheduler", "models", "<model>", "weight"): _LATER,
+    ("scheduler", "models", "<model>", "residency"): _LATER,
+    ("scheduler", "models", "<model>", "pin_to_gpu"): _LATER,
+    ("endpoints", "port"): "is called endpoints.grpc_port here",
+    ("endpoints", "metrics_port"): "is called endpoints.admin_port here",
+}
+"""Reason by path; it follows the key in a message."""

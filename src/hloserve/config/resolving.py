@@ -1,0 +1,49 @@
+"""Settings that depend on the machine: from "auto" to a value, with the reason.
+
+What lives here: pure decisions; the caller looks at the machine and hands in what it saw. What
+does not: choosing the device, which only its backend can (`hloserve.server`). Any thread.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from hloserve.config.schema import HooksConfig, LoggingConfig
+
+__all__ = ["LogFormat", "Resolved", "resolve_hook_threads", "resolve_log_format"]
+
+T = TypeVar("T")
+LogFormat = Literal["text", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[T]):
+    """A value and, in words, why it is that one."""
+
+    value: T
+    reason: str
+
+
+def resolve_log_format(config: LoggingConfig, *, is_terminal: bool) -> Resolved[LogFormat]:
+    """Choose how log lines look.
+
+    Args:
+        config: the wish.
+        is_terminal: standard error is a terminal.
+    """
+    if config.format != "auto":
+        return Resolved(config.format, "configured")
+    if is_terminal:
+        return Resolved("text", "standard error is a terminal")
+    return Resolved("json", "standard error is not a terminal")
+
+
+def resolve_hook_threads(config: HooksConfig, *, cpus: int) -> Resolved[int]:
+    """Choose the number of hook threads.
+
+    Args:
+        config: the wish.
+        cpus: how many CPUs this process may use.
+    """
+    if config.threads != "auto":
+        return Resolved(config.threads, "configured")
+    return Resolved(min(8, max(2, cpus)), f"{cpus} CPUs, at least 2 and at most 8 threads")

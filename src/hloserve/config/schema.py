@@ -1,0 +1,195 @@
+"""The settings of a worker: every key with its type, range, default and meaning.
+
+What lives here: frozen structs and nothing else. What does not: reading them from somewhere
+(`hloserve.config.loading`) and values that depend on the machine (`hloserve.config.resolving`).
+The sentences under the fields are the reference: `docs/configuration.md` is made from them.
+Immutable; any thread.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "EndpointsConfig",
+    "GrpcConfig",
+    "HooksConfig",
+    "HttpConfig",
+    "LoggingConfig",
+    "ModelSchedulerConfig",
+    "Reading",
+    "RuntimeConfig",
+    "SchedulerConfig",
+    "WorkerConfig",
+]
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a field accepts beyond what its type says.
+
+    Attributes:
+        unit: "bytes", "seconds" or "path": the field also takes text like 512MiB or 30s, or is
+            relative to the file that holds it.
+        later: values that are known but not available in this version.
+        aliases: other spellings of a value.
+    """
+
+    unit: str = ""
+    later: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+
+
+def _meta(reading: Reading, **limits: Any) -> Meta:
+    return Meta(extra={"reading": reading}, **limits)
+
+
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+PositiveBytes: TypeAlias = Annotated[int, _meta(Reading(unit="bytes"), gt=0, le=2**40)]
+MessageBytes: TypeAlias = Annotated[int, _meta(Reading(unit="bytes"), gt=0, lt=2**31)]
+PositiveSeconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), gt=0, le=86400)]
+Seconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), ge=0, le=86400)]
+Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
+Path: TypeAlias = Annotated[str, _meta(Reading(unit="path"), min_length=1, max_length=4096)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A block of the node file."""
+
+
+class RuntimeConfig(_Section, frozen=True, kw_only=True):
+    """The device that the worker runs on."""
+
+    backend: Annotated[Literal["cpu", "cuda"], _meta(Reading(aliases=(("gpu", "cuda"),)))] = "cpu"
+    """Kind of device: `cpu`, or `cuda` for an NVIDIA GPU (`gpu` means the same)."""
+
+    device_ordinal: Annotated[int, Meta(ge=0, le=1023)] = 0
+    """Which of the devices of that kind, counted from 0."""
+
+    mem_fraction: Fraction = 0.9
+    """Share of the device's memory that the worker may use. The CPU backend has no such limit."""
+
+    preallocate: bool = True
+    """Take that share of device memory at once at start. Without effect on the CPU backend."""
+
+    allow_cpu_fallback: bool = True
+    """When `cuda` was asked for and cannot start: serve on the CPU, with a warning in the log at
+    start (true), or end with an error (false)."""
+
+    numerics: Annotated[Literal["auto"], _meta(Reading(later=("f32", "tf32")))] = "auto"
+    """Precision of float32 products on a GPU; `auto` leaves it to XLA."""
+
+
+class ModelSchedulerConfig(_Section, frozen=True, kw_only=True):
+    """How the requests of one model are scheduled."""
+
+    max_batch_size: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Most rows to coalesce into one batch of this model. Unset means the largest compiled size."""
+
+
+class SchedulerConfig(_Section, frozen=True, kw_only=True):
+    """The queues in front of the device."""
+
+    discipline: Annotated[Literal["fifo"], _meta(Reading(later=("fair", "edf")))] = "fifo"
+    """How the next model is chosen: `fifo` serves the model whose oldest request waits longest."""
+
+    max_queue_depth: Annotated[int, Meta(gt=0, le=2**31 - 1)] = 1024
+    """Most requests that wait for one model; one more is answered RESOURCE_EXHAUSTED (429)."""
+
+    models: dict[str, ModelSchedulerConfig] = {}
+    """Settings for single models, by served name."""
+
+
+class EndpointsConfig(_Section, frozen=True, kw_only=True):
+    """Where the worker listens. Port 0 lets the system pick; `--ports-file` tells which."""
+
+    host: Text = "127.0.0.1"
+    """Address to bind: loopback unless told otherwise, `0.0.0.0` or `::` for every interface."""
+
+    http_port: Port = 8000
+    """Port of the REST endpoints."""
+
+    grpc_port: Port = 8001
+    """Port of the gRPC service."""
+
+    admin_port: Port = 8002
+    """Port of health, readiness and metrics."""
+
+    max_concurrent_requests: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 1024
+    """Most inference requests in flight, over all models; one more is answered RESOURCE_EXHAUSTED
+    (429). 0 is no limit. Health and metadata calls are not counted."""
+
+
+class GrpcConfig(_Section, frozen=True, kw_only=True):
+    """Limits of the gRPC service."""
+
+    max_recv_msg_bytes: MessageBytes = 512 * 2**20
+    """Largest request message. A larger one is refused at its length prefix, before it is read."""
+
+    max_send_msg_bytes: MessageBytes = 512 * 2**20
+    """Largest response message. A larger one fails its request."""
+
+
+class HttpConfig(_Section, frozen=True, kw_only=True):
+    """Limits of the REST and admin endpoints."""
+
+    max_body_bytes: MessageBytes = 512 * 2**20
+    """Largest request body; a larger one is answered 413 before it is read."""
+
+    header_timeout_s: PositiveSeconds = 10.0
+    """Time from a request's first byte to the end of its headers."""
+
+    body_timeout_s: PositiveSeconds = 60.0
+    """Longest pause between two pieces of a request's body."""
+
+    idle_timeout_s: PositiveSeconds = 75.0
+    """How long a connection without a request is kept open."""
+
+
+class HooksConfig(_Section, frozen=True, kw_only=True):
+    """The threads that run `preprocess` and `postprocess` of `model.py`."""
+
+    threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
+    """Number of hook threads; `auto` is the number of CPUs, at least 2 and at most 8."""
+
+
+class LoggingConfig(_Section, frozen=True, kw_only=True):
+    """The log on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
+
+    format: Literal["auto", "text", "json"] = "auto"
+    """`text` is `event key=value`, `json` one JSON object per line; `auto` is text on a terminal
+    and JSON elsewhere."""
+
+
+class WorkerConfig(_Section, frozen=True, kw_only=True):
+    """One worker process, which serves one device."""
+
+    model_dirs: tuple[Path, ...] = ()
+    """Model repositories: directories whose sub-directories are bundles. A relative path in a file
+    is relative to that file. `serve` needs at least one, here or as its argument."""
+
+    models_include: tuple[Text, ...] = ()
+    """Names of the models to serve; empty serves all that are found."""
+
+    model_control_mode: Annotated[
+        Literal["static"], _meta(Reading(later=("dynamic", "explicit")))
+    ] = "static"
+    """How models come and go: `static` loads every bundle once at start."""
+
+    strict_startup: bool = False
+    """End with an error when any bundle fails to load, instead of serving the others."""
+
+    drain_timeout_s: Seconds = 10.0
+    """How long requests in flight may still take after SIGTERM before they are cut off."""
+
+    runtime: RuntimeConfig = RuntimeConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    endpoints: EndpointsConfig = EndpointsConfig()
+    grpc: GrpcConfig = GrpcConfig()
+    http: HttpConfig = HttpConfig()
+    hooks: HooksConfig = HooksConfig()
+    logging: LoggingConfig = LoggingConfig()
