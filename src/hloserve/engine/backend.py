@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from hloserve.core.tensors import Array
-from hloserve.engine.signature import Signature
+from hloserve.engine.signature import Signature, TensorType
 
 __all__ = ["ALIGNMENT_BYTES", "Backend", "Buffer", "Executable", "MemoryStats", "Program"]
 
@@ -78,6 +78,20 @@ class Backend(Protocol):
 
         Raises:
             ProgramProblem: the bytes are not a program this backend reads.
+
+        Threading: any thread.
+        """
+        ...
+
+    def specialise(self, program: Program, inputs: Sequence[TensorType]) -> Program:
+        """Fix the open extents of a program's arguments; the program itself stays as it is.
+
+        Args:
+            program: one of this backend's.
+            inputs: a static type per argument, of the program's element types and ranks.
+
+        Raises:
+            ProgramProblem: the program does not allow these extents.
 
         Threading: any thread.
         """

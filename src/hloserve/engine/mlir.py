@@ -1,0 +1,371 @@
+"""StableHLO programs: read, check, clean, refine. The only module that touches MLIR.
+
+What lives here: from the bytes of a program file to an MLIR module whose `main` is known by its
+`Signature`. What does not: comparing that signature with the manifest and the weights
+(`hloserve.engine.program_check`) and compiling (`hloserve.engine.xla_backend`). jaxlib only, no
+jax; nothing here needs a device.
+
+Rules.
+1. Every program has an MLIR context of its own, so programs are independent: any thread may read,
+   refine or print one, one thread at a time per program.
+2. What is returned is a plain one-device program: donation and sharding annotations are gone,
+   because donation makes the runtime eat the weights on the first run.
+"""
+
+import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hloserve.core.dtypes import by_stablehlo
+from hloserve.core.errors import MissingExtra, ProgramProblem, UntestedVersion
+from hloserve.engine.signature import Signature, TensorType
+
+# XLA reads this when it is loaded. Its notices are no news to an operator; a set value wins.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+try:
+    import jaxlib.version
+    from jaxlib.mlir import ir
+except ImportError as missing:
+    raise MissingExtra("server", "reading StableHLO programs", missing) from missing
+try:
+    from jaxlib import _jax
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+    _refine_polymorphic_shapes = _jax.mlir.refine_polymorphic_shapes
+    _registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(_registry)
+except (ImportError, AttributeError) as moved:
+    raise UntestedVersion("jaxlib", jaxlib.version.__version__, "0.10 to 0.11") from moved
+
+__all__ = ["MlirProgram", "read_program", "refine_program"]
+
+_MAGIC = b"ML\xefR"
+_PRODUCER = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)")
+_DONATION = ("tf.aliasing_output", "jax.buffer_donor")
+_PLACEMENT = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_rule", "mhlo.memory_kind")
+_IDENTITY_OPS = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
+_IDENTITY_CALLS = ("Sharding", "xla.sdy.FuncResultSharding", "annotate_device_placement")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlirProgram:
+    """One program: a module and what its `main` takes and returns.
+
+    Attributes:
+        signature: types of `main`; None for an extent that is not fixed.
+        module: the MLIR module; it keeps its context alive.
+        source: the file it came from, for messages.
+    """
+
+    signature: Signature
+    module: Any
+    source: str
+
+
+def read_program(artifact: bytes, source: str) -> MlirProgram:
+    """Read a portable artifact, MLIR bytecode or MLIR text.
+
+    Args:
+        artifact: content of the program file.
+        source: the file's name, for messages.
+
+    Raises:
+        ProgramProblem: it is none of these, it is too new for this jaxlib, or its `main` is not
+            something that can be served; all findings about `main` at once.
+
+    Threading: any thread.
+    """
+    context = _new_context()
+    module = _parse(artifact, context, source)
+    _strip_annotations(module, source)
+    signature = _signature_of(module, source)
+    return MlirProgram(signature, module, source)
+
+
+def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirProgram:
+    """Fix every open extent: a copy of `program` for static argument types.
+
+    Args:
+        program: left as it is.
+        inputs: one static type per argument.
+
+    Raises:
+        ProgramProblem: the program does not allow these extents.
+
+    Threading: one thread at a time per program.
+    """
+    source = program.source
+    context = _new_context()
+    copy = _reparse(_bytecode(program.module), context)
+    wanted = ", ".join(map(str, inputs))
+    with context, _Diagnostics(context) as said:
+        try:
+            _pin_arguments(copy, inputs)
+            refined = _refine_polymorphic_shapes(
+                _bytecode(copy), enable_shape_assertions=True, validate_static_shapes=True
+            )
+            module = _reparse(refined, context)
+        except (ValueError, RuntimeError, ir.MLIRError) as error:
+            reason = said.text() or str(error)
+            raise ProgramProblem(
+                source, f"cannot be specialised to ({wanted}): {_one_line(reason)}"
+            ) from error
+    return MlirProgram(_signature_of(module, source), module, source)
+
+
+class _Diagnostics:
+    """Collects what MLIR would print on stderr while the block runs."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._handler: Any = None
+        self._messages: list[str] = []
+
+    def __enter__(self) -> "_Diagnostics":
+        self._handler = self._context.attach_diagnostic_handler(self._collect)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handler.detach()
+
+    def _collect(self, diagnostic: Any) -> bool:
+        self._messages.append(str(diagnostic.message))
+        return True
+
+    def text(self) -> str:
+        return "; ".join(self._messages)
+
+
+def _new_context() -> Any:
+    context = ir.Context()
+    context.append_dialect_registry(_registry)
+    context.load_all_available_dialects()
+    sdy.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    stablehlo.register_dialect(context)
+    return context
+
+
+def _parse(artifact: bytes, context: Any, source: str) -> Any:
+    """Choose the reader by the first bytes, and say in words why one fails."""
+    if not artifact:
+        raise ProgramProblem(source, "the file is empty; export the program again")
+    if artifact.startswith(_MAGIC):
+        return _deserialize(artifact, context, source)
+    try:
+        text = artifact.decode("utf-8")
+    except UnicodeDecodeError:
+        start = artifact[:4].hex(" ")
+        raise ProgramProblem(
+            source,
+            f"not a StableHLO program: it starts with bytes {start}, a portable artifact"
+            f" starts with {_MAGIC.hex(' ')} (or the file is MLIR text); export the program with"
+            " serialize_portable_artifact",
+        ) from None
+    if text.startswith("version https://git-lfs"):
+        raise ProgramProblem(
+            source, "this is a Git LFS pointer, not the program; run `git lfs pull`"
+        )
+    try:
+        return ir.Module.parse(text, context)
+    except ir.MLIRError as error:
+        raise ProgramProblem(
+            source, f"not a valid StableHLO program: {_one_line(str(error))}"
+        ) from error
+
+
+def _deserialize(artifact: bytes, context: Any, source: str) -> Any:
+    with _Diagnostics(context) as said:
+        try:
+            return stablehlo.deserialize_portable_artifact(context, artifact)
+        except (ValueError, RuntimeError, ir.MLIRError) as error:
+            reason = _one_line(said.text() or str(error))
+            raise ProgramProblem(source, _why_unreadable(artifact, reason)) from error
+
+
+def _why_unreadable(artifact: bytes, reason: str) -> str:
+    current = str(stablehlo.get_current_version())
+    runtime = f"this server reads up to {current} (jaxlib {jaxlib.version.__version__})"
+    found = _PRODUCER.search(artifact[:64])
+    if found is None:
+        return f"not a readable StableHLO artifact ({reason}); {runtime}; export the program again"
+    version = tuple(map(int, found.groups()))
+    written = ".".join(map(str, version))
+    if version > tuple(map(int, current.split("."))):
+        return (
+            f"was written for StableHLO {written}, {runtime}: export it with"
+            f" target_version {current!r} or older, or upgrade jaxlib ({reason})"
+        )
+    return (
+        f"StableHLO artifact of version {written} cannot be read ({reason}); {runtime}; the file"
+        " is cut short or damaged: copy or export it again"
+    )
+
+
+def _one_line(text: str) -> str:
+    """Join MLIR's lines, without its long tail of remedies for compiler authors."""
+    text = re.sub(r"\(\* corresponding to.*?\)|; for more info on dialect .*", "", text)
+    text = text.removeprefix("Unable to parse module assembly:")
+    return " ".join(text.split())[:600]
+
+
+def _bytecode(module: Any) -> bytes:
+    stream = io.BytesIO()
+    module.operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+def _reparse(bytecode: bytes, context: Any) -> Any:
+    return ir.Module.parse(bytecode, context)
+
+
+def _functions(module: Any) -> dict[str, Any]:
+    return {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def _function_type(function: Any) -> Any:
+    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+
+
+def _signature_of(module: Any, source: str) -> Signature:
+    functions = _functions(module)
+    main = functions.get("main")
+    if main is None:
+        names = ", ".join(functions) or "no function"
+        raise ProgramProblem(
+            source, f"no function is called 'main' (it has {names}); name the entry function 'main'"
+        )
+    findings: list[str] = []
+    if not main.regions[0].blocks:
+        findings.append("'main' is declared but has no body")
+    for number, attributes in enumerate(_argument_attributes(main)):
+        if "jax.global_constant" in attributes:
+            findings.append(
+                f"argument {number} is jax's platform index: the program was exported"
+                " for several platforms; export it for one (platforms=['cpu'])"
+            )
+    types = _function_type(main)
+    inputs = _tensor_types(types.inputs, "argument", findings)
+    outputs = _tensor_types(types.results, "result", findings)
+    if findings:
+        raise ProgramProblem(source, findings)
+    return Signature(tuple(inputs), tuple(outputs))
+
+
+def _argument_attributes(function: Any) -> list[Any]:
+    if "arg_attrs" not in function.attributes:
+        return []
+    return [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes["arg_attrs"])]
+
+
+def _tensor_types(types: Sequence[Any], role: str, findings: list[str]) -> list[TensorType]:
+    parsed = []
+    for number, kind in enumerate(types):
+        if not isinstance(kind, ir.RankedTensorType):
+            findings.append(f"{role} {number} of 'main' is {kind}, not a ranked tensor")
+        elif kind.encoding is not None:
+            findings.append(f"{role} {number} of 'main' is {kind}: bounds are not served")
+        else:
+            try:
+                dtype = by_stablehlo(str(kind.element_type))
+            except KeyError:
+                findings.append(
+                    f"{role} {number} of 'main' is {kind}: element type"
+                    f" {kind.element_type} has no bundle dtype"
+                )
+                continue
+            shape = tuple(
+                None if kind.is_dynamic_dim(axis) else kind.get_dim_size(axis)
+                for axis in range(kind.rank)
+            )
+            parsed.append(TensorType(dtype, shape))
+    return parsed
+
+
+def _pin_arguments(module: Any, types: Sequence[TensorType]) -> None:
+    """Give `main` static arguments; a convert keeps the uses inside typed as they were."""
+    main = _functions(module)["main"]
+    block = main.regions[0].blocks[0]
+    first = block.operations[0]
+    with ir.Location.unknown():
+        wanted = [ir.Type.parse(str(kind)) for kind in types]
+        for argument, new in zip(list(block.arguments), wanted, strict=True):
+            old = argument.type
+            if new == old:
+                continue
+            with ir.InsertionPoint(first):
+                argument.set_type(new)
+                converted = stablehlo.ConvertOp(old, argument)
+                argument.replace_all_uses_except(converted.result, converted.operation)
+        results = _function_type(main).results
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(wanted, results))
+
+
+def _strip_annotations(module: Any, source: str) -> None:
+    """Turn the module into a plain program for one device. Refuses manual partitioning."""
+    dead = []
+    with module.context, ir.Location.unknown():
+        for op in _walk(module.operation):
+            name = op.name
+            if name in _IDENTITY_OPS or (
+                name == "stablehlo.custom_call"
+                and ir.StringAttr(op.attributes["call_target_name"]).value in _IDENTITY_CALLS
+            ):
+                op.results[0].replace_all_uses_with(op.operands[0])
+                dead.append(op)
+            elif name in ("sdy.mesh", "sdy.sharding_group"):
+                dead.append(op)
+            elif name.startswith("sdy."):
+                raise ProgramProblem(
+                    source,
+                    f"{name} splits the program over several devices; export it for one",
+                )
+            _strip_attributes(op)
+        for op in dead:
+            op.erase()
+        _make_single_device(module.operation.attributes)
+
+
+def _walk(op: Any) -> Iterator[Any]:
+    yield op
+    for region in op.regions:
+        for block in region:
+            for inner in list(block.operations):
+                yield from _walk(inner.operation)
+
+
+def _strip_attributes(op: Any) -> None:
+    for name in _PLACEMENT:
+        if name in op.attributes:
+            del op.attributes[name]
+    if op.name != "func.func":
+        return
+    for key in ("arg_attrs", "res_attrs"):
+        if key in op.attributes:
+            entries = [ir.DictAttr(entry) for entry in ir.ArrayAttr(op.attributes[key])]
+            op.attributes[key] = ir.ArrayAttr.get([_without_placement(entry) for entry in entries])
+
+
+def _without_placement(attributes: Any) -> Any:
+    gone = (*_DONATION, *_PLACEMENT)
+    kept = {entry.name: entry.attr for entry in attributes if entry.name not in gone}
+    return ir.DictAttr.get(kept)
+
+
+def _make_single_device(attributes: Any) -> None:
+    one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+    for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
+        if name in attributes:
+            attributes[name] = one
+    for name in [entry if isinstance(entry, str) else entry.name for entry in attributes]:
+        if "sdy" in name or name == "mhlo.frontend_attributes":
+            del attributes[name]

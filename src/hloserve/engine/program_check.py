@@ -1,0 +1,183 @@
+"""Whether a program fits the manifest and the weights: the check that turns a bundle which
+"registers fine, and every inference fails" into a load error.
+
+What lives here: pure comparison of types; every disagreement is one finding, so that an author
+sees all of them at once. What does not: reading programs (`hloserve.engine.mlir`) and the rules
+of the manifest itself (`hloserve.bundle.manifest`). Called by the loader and by `hloserve check`;
+any thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hloserve.core.dtypes import DType
+from hloserve.core.tensors import TensorSpec
+from hloserve.engine.signature import Signature, TensorType
+
+__all__ = ["WeightType", "argument_types", "check_signature", "size_of_program"]
+
+
+class WeightType(Protocol):
+    """What is compared of a weight; `hloserve.bundle.weights.WeightTensor` is one."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the weights file."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """Its element type."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in program order."""
+        ...
+
+
+def argument_types(
+    inputs: Sequence[TensorSpec],
+    weights: Sequence[WeightType],
+    size: int,
+    variable: Mapping[str, int],
+) -> tuple[TensorType, ...]:
+    """What the arguments of a program must be: the inputs, then the weights.
+
+    Args:
+        inputs: executable inputs.
+        weights: in argument order.
+        size: extent of the batch axes; ignored by inputs without one.
+        variable: extent per variable letter.
+    """
+    expected = [TensorType(spec.dtype, spec.concrete_shape(size, variable)) for spec in inputs]
+    expected += [TensorType(weight.dtype, weight.shape) for weight in weights]
+    return tuple(expected)
+
+
+def check_signature(
+    source: str,
+    signature: Signature,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    weights: Sequence[WeightType],
+    size: int,
+    variable: Mapping[str, int],
+) -> list[str]:
+    """Compare the types of one program with what the bundle declares.
+
+    Open extents of the program fit anything: they are fixed when it is specialised.
+
+    Args:
+        source: the program's file name.
+        signature: types of its `main`.
+        inputs: executable inputs of the manifest.
+        outputs: executable outputs of the manifest.
+        weights: in argument order.
+        size: batch size it is compiled for; 0 for a model without a batch axis.
+        variable: extent per variable letter of the inputs; empty without variants.
+
+    Returns:
+        One sentence per disagreement; empty when all fits. Results beyond the declared list are
+        legal.
+    """
+    findings = []
+    if len(signature.inputs) != len(inputs) + len(weights):
+        findings.append(
+            f"{source}: the program takes {_count(signature.inputs, 'argument')}, the bundle"
+            f" declares {_count(inputs, 'input')} and {_count(weights, 'weight')}"
+            f" ({_names(inputs, weights)}); {_arity_hint(signature, inputs, weights)}"
+        )
+    else:
+        roles = [f"input {spec.name!r}" for spec in inputs]
+        roles += [f"weight {weight.name!r}" for weight in weights]
+        expected = argument_types(inputs, weights, size, variable)
+        for number, (role, want, got) in enumerate(
+            zip(roles, expected, signature.inputs, strict=True)
+        ):
+            findings += _compare(f"{source}: {role} (argument {number})", want, got)
+    if len(signature.outputs) < len(outputs):
+        missing = ", ".join(spec.name for spec in outputs[len(signature.outputs) :])
+        findings.append(
+            f"{source}: the program returns {_count(signature.outputs, 'result')}, the manifest"
+            f" declares {_count(outputs, 'output')}: nothing is left for {missing}"
+        )
+    for number, (spec, got) in enumerate(zip(outputs, signature.outputs, strict=False)):
+        want = TensorType(spec.dtype, _output_shape(spec, size, variable))
+        findings += _compare(f"{source}: output {spec.name!r} (result {number})", want, got)
+    return findings
+
+
+def size_of_program(signature: Signature, inputs: Sequence[TensorSpec]) -> int | None:
+    """The batch size that is baked into the types of a single `model.mlir`.
+
+    Returns:
+        The size; 0 when no input has a batch axis; None when it is open, so that the program can
+        be specialised to any size. A rank that does not fit is left to `check_signature`.
+    """
+    for spec, kind in zip(inputs, signature.inputs, strict=False):
+        if spec.batch_axis is not None and spec.batch_axis < len(kind.shape):
+            return kind.shape[spec.batch_axis]
+    return 0
+
+
+def _output_shape(
+    spec: TensorSpec, size: int, variable: Mapping[str, int]
+) -> tuple[int | None, ...]:
+    """A variable output axis is whatever the program makes it, so it stays open."""
+    del variable  # letters are scoped to their tensor; only inputs share them in `input_shapes`
+    return tuple(
+        size if number == spec.batch_axis else axis.extent for number, axis in enumerate(spec.axes)
+    )
+
+
+def _compare(place: str, want: TensorType, got: TensorType) -> list[str]:
+    findings = []
+    if want.dtype is not got.dtype:
+        findings.append(
+            f"{place}: dtype is {got.dtype.token} in the program ({got}), expected"
+            f" {want.dtype.token} ({want})"
+        )
+    if not _fits(want.shape, got.shape):
+        hint = ""
+        if len(want.shape) > 1 and _fits(want.shape[::-1], got.shape):
+            hint = (
+                "; the axes are reversed: the letters of a manifest's shape run fastest-first,"
+                " the last letter is the outermost axis"
+            )
+        findings.append(
+            f"{place}: shape is {_shape(got)} in the program ({got}), expected {_shape(want)}"
+            f" ({want}){hint}"
+        )
+    return findings
+
+
+def _fits(want: Sequence[int | None], got: Sequence[int | None]) -> bool:
+    return len(want) == len(got) and all(
+        w is None or g is None or w == g for w, g in zip(want, got, strict=True)
+    )
+
+
+def _shape(kind: TensorType) -> str:
+    extents = ["?" if extent is None else str(extent) for extent in kind.shape]
+    return f"({', '.join(extents)}{',' if len(extents) == 1 else ''})"
+
+
+def _count(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _names(inputs: Sequence[TensorSpec], weights: Sequence[WeightType], most: int = 8) -> str:
+    names = [spec.name for spec in inputs] + [weight.name for weight in weights]
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _arity_hint(
+    signature: Signature, inputs: Sequence[TensorSpec], weights: Sequence[WeightType]
+) -> str:
+    if len(signature.inputs) < len(inputs) + len(weights):
+        return (
+            "export with unused arguments kept (jax.jit(..., keep_unused=True)), or remove them"
+            " from argument_order in the weights file"
+        )
+    return "add what is missing to argument_order in the weights file, or to executable_inputs"

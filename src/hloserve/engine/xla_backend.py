@@ -1,0 +1,215 @@
+"""XLA through jaxlib's PJRT client. The only module that imports jax.
+
+What lives here: compiling, transfers and execution on one device. What does not: reading programs
+(`hloserve.engine.mlir`) and everything that decides (`hloserve.engine.scheduler`). jax serves as
+the carrier of shardings, of abstract values and of the array type; nothing is traced.
+
+Rules.
+1. The names below `jax._src` and `jaxlib._jax` are private: they are bound once, here, and a
+   version that moved them is refused by name (`UntestedVersion`).
+2. 64-bit types stay 64 bits wide: every transfer says `enable_x64`, because without it jax turns
+   int64 2**40 into 0 in silence.
+3. The CPU client is our own and runs synchronously. A dispatch waits for its results anyway, and
+   without the handover to another thread it takes a third of the time.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hloserve.core.errors import (
+    BackendFailed,
+    ConfigProblem,
+    DeviceMemoryFull,
+    HloserveError,
+    MissingExtra,
+    UntestedVersion,
+)
+from hloserve.core.tensors import Array
+from hloserve.engine import mlir
+from hloserve.engine.backend import Buffer, Executable, MemoryStats, Program
+from hloserve.engine.signature import Signature, TensorType
+
+try:
+    import jax
+except ImportError as missing:
+    raise MissingExtra("server", "running StableHLO programs", missing) from missing
+try:
+    from jax._src.core import ShapedArray
+    from jax.sharding import SingleDeviceSharding
+    from jaxlib import _jax, xla_client
+
+    _batched_device_put = xla_client.batched_device_put
+    _array_result_handler = xla_client.array_result_handler
+    _XlaRuntimeError: type[Exception] = xla_client.XlaRuntimeError
+    _ZERO_COPY = xla_client.HostBufferSemantics.ZERO_COPY
+except (ImportError, AttributeError) as moved:
+    raise UntestedVersion("jax", jax.__version__, "0.10 to 0.11") from moved
+
+__all__ = ["XlaBackend", "XlaExecutable"]
+
+_NEEDED = re.compile(r"allocat\w*\s+(\d+)")
+_AVALS_KEPT = 8192
+
+
+class XlaExecutable:
+    """A compiled program and the handlers that make arrays of its results."""
+
+    __slots__ = ("handlers", "loaded", "model", "signature")
+
+    def __init__(
+        self, signature: Signature, loaded: Any, handlers: Sequence[Any], model: str
+    ) -> None:
+        self.signature = signature
+        self.loaded = loaded
+        self.handlers = list(handlers)
+        self.model = model
+
+
+class XlaBackend:
+    """One device of PJRT.
+
+    Args:
+        platform: ``cpu``, or a platform whose jax plugin is installed (``cuda``).
+        ordinal: which of its devices.
+
+    Raises:
+        ConfigProblem: there is no such device.
+
+    Threading: `read_program`, `specialise` and `compile` on any thread; see `Backend`.
+    """
+
+    def __init__(self, platform: str = "cpu", ordinal: int = 0) -> None:
+        self.platform = platform
+        devices = _devices(platform)
+        if not 0 <= ordinal < len(devices):
+            raise ConfigProblem(
+                "device", "runtime.device_ordinal", f"{ordinal}: {platform} has {len(devices)}"
+            )
+        self._device = devices[ordinal]
+        self._devices = [self._device]
+        self._client = self._device.client
+        self._sharding = SingleDeviceSharding(self._device)
+        self._avals: dict[tuple[Any, Any], Any] = {}
+        self._fetch_ahead = platform != "cpu"
+
+    @property
+    def device_kind(self) -> str:
+        """What the vendor calls the device."""
+        return str(self._device.device_kind)
+
+    def read_program(self, artifact: bytes, source: str) -> mlir.MlirProgram:
+        """See `Backend.read_program`."""
+        return mlir.read_program(artifact, source)
+
+    def specialise(self, program: Program, inputs: Sequence[TensorType]) -> mlir.MlirProgram:
+        """See `Backend.specialise`."""
+        assert isinstance(program, mlir.MlirProgram)
+        return mlir.refine_program(program, inputs)
+
+    def compile(self, program: Program, model: str) -> XlaExecutable:
+        """See `Backend.compile`."""
+        assert isinstance(program, mlir.MlirProgram)
+        options = xla_client.CompileOptions()
+        options.num_replicas = 1
+        options.num_partitions = 1
+        try:
+            loaded = self._client.compile_and_load(
+                program.module, _jax.DeviceList((self._device,)), options
+            )
+        except (_XlaRuntimeError, ValueError, RuntimeError) as error:
+            raise _translated("compiling", model, error) from error
+        handlers = [
+            _array_result_handler(
+                self._aval(kind.shape, kind.dtype.numpy), self._sharding, True, True
+            )
+            for kind in program.signature.outputs
+        ]
+        return XlaExecutable(program.signature, loaded, handlers, model)
+
+    def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
+        """See `Backend.to_device`."""
+        sharding, devices = self._sharding, self._devices
+        try:
+            return [
+                _batched_device_put(
+                    self._aval(array.shape, array.dtype),
+                    sharding,
+                    [array],
+                    devices,
+                    True,
+                    False,
+                    _ZERO_COPY,
+                    True,  # enable_x64
+                )
+                for array in arrays
+            ]
+        except _XlaRuntimeError as error:
+            raise _translated("transfer to the device", "", error) from error
+
+    def execute(self, executable: Executable, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
+        """See `Backend.execute`."""
+        assert isinstance(executable, XlaExecutable)
+        try:
+            results = executable.loaded.execute_sharded(arguments)
+            return results.consume_with_handlers(executable.handlers)  # type: ignore[no-any-return]
+        except (_XlaRuntimeError, ValueError, RuntimeError) as error:
+            raise _translated("execution", executable.model, error) from error
+
+    def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
+        """See `Backend.to_host`. On CPU the arrays are views of device memory."""
+        try:
+            if self._fetch_ahead:
+                for buffer in buffers:
+                    buffer.copy_to_host_async()  # type: ignore[attr-defined]
+            return [np.asarray(buffer) for buffer in buffers]
+        except (_XlaRuntimeError, RuntimeError) as error:
+            raise _translated("execution", "", error) from error
+
+    def free(self, buffers: Sequence[Buffer]) -> None:
+        """See `Backend.free`."""
+        for buffer in buffers:
+            buffer.delete()  # type: ignore[attr-defined]
+
+    def memory(self) -> MemoryStats | None:
+        """See `Backend.memory`. None on CPU."""
+        try:
+            stats = self._device.memory_stats()
+        except _XlaRuntimeError:
+            return None
+        if not stats:
+            return None
+        return MemoryStats(
+            in_use_bytes=stats.get("bytes_in_use", 0),
+            limit_bytes=stats.get("bytes_limit"),
+            peak_in_use_bytes=stats.get("peak_bytes_in_use"),
+            pool_bytes=stats.get("pool_bytes"),
+        )
+
+    def _aval(self, shape: Any, dtype: Any) -> Any:
+        """The abstract value of a shape: making one costs as much as a transfer, so keep them."""
+        aval = self._avals.get((shape, dtype))
+        if aval is None:
+            if len(self._avals) >= _AVALS_KEPT:
+                self._avals.clear()
+            aval = self._avals[shape, dtype] = ShapedArray(shape, dtype)
+        return aval
+
+
+def _devices(platform: str) -> list[Any]:
+    if platform == "cpu":
+        return list(xla_client.make_cpu_client(asynchronous=False).local_devices())
+    try:
+        return list(jax.local_devices(backend=platform))
+    except RuntimeError as error:
+        raise ConfigProblem("device", "runtime.backend", f"{platform}: {error}") from error
+
+
+def _translated(operation: str, model: str, error: Exception) -> HloserveError:
+    text = str(error)
+    if text.startswith("RESOURCE_EXHAUSTED"):
+        needed = _NEEDED.search(text)
+        return DeviceMemoryFull(int(needed.group(1)) if needed else 0, None)
+    return BackendFailed(operation, model, text[:2000])
