@@ -1,0 +1,39 @@
+"""Report files over 400 lines and functions over 60: `python tools/check_sizes.py [DIRECTORY...]`.
+
+A long file has two subjects and a long function two steps. Generated code does not count. A file
+that is better whole says so on one of its first lines: ``# size: REASON``.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE_LINES, FUNCTION_LINES = 400, 60
+GENERATED = ("_pb2.py", "_pb2.pyi")
+
+
+def findings(file: Path) -> Iterator[str]:
+    """What is too long in one file, one sentence each."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.count("\n")
+    if lines > FILE_LINES and "# size: " not in "".join(text.splitlines(keepends=True)[:10]):
+        yield f"{file}: {lines} lines, at most {FILE_LINES}"
+    for node in ast.walk(ast.parse(text, str(file))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES:
+                where = f"{file}:{node.lineno}: {node.name}"
+                yield f"{where} has {length} lines, at most {FUNCTION_LINES}"
+
+
+def main(roots: list[str]) -> int:
+    """Print every finding; 1 when there are any."""
+    files = sorted(f for root in roots for f in Path(root).rglob("*.py"))
+    found = [line for f in files if not f.name.endswith(GENERATED) for line in findings(f)]
+    print("\n".join(found) or f"{len(files)} files within bounds")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["src", "tests", "tools", "benchmarks", "examples"]))
