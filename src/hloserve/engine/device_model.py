@@ -83,13 +83,19 @@ class DeviceModel:
         largest = max((sizes[-1] for sizes in self._sizes.values() if sizes), default=0)
         return largest if self.max_batch_size is None else min(largest, self.max_batch_size)
 
+    @property
+    def has_batch_axis(self) -> bool:
+        """True when the inputs carry rows."""
+        return bool(self._batch_axes)
+
     def sizes(self, variant: VariantKey) -> tuple[int, ...]:
         """Compiled batch sizes of a variant, ascending; empty when it is not compiled."""
         return self._sizes.get(variant, ())
 
     def largest_size(self, variant: VariantKey) -> int:
         """Most rows one dispatch of the variant holds; 0 when it has no batch size."""
-        return max(self._sizes.get(variant, ()), default=0)
+        sizes = self._sizes.get(variant)
+        return sizes[-1] if sizes else 0
 
     def variant_of(self, arrays: Sequence[Array]) -> VariantKey:
         """The compiled variant that inputs of these shapes need.

@@ -1,21 +1,31 @@
 """A request on its way to the device, and the queue it stands in.
 
-What lives here: `QueuedRequest`, which is also the ticket its caller awaits, and `ModelQueue`.
+What lives here: `QueuedRequest`, which is also the ticket its caller awaits, how requests are built
+and settled, and `ModelQueue`.
 What does not: the order of models (`hloserve.engine.discipline`) and the lock that guards the
 queues (`hloserve.engine.scheduler`).
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from typing_extensions import override
 
+from hloserve.core.errors import HloserveError
 from hloserve.core.requests import NEVER_NS
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Ticket
+from hloserve.engine.assembly import split_inputs
 from hloserve.engine.device_model import DeviceModel, VariantKey
 
-__all__ = ["ModelQueue", "QueuedRequest"]
+__all__ = ["ModelQueue", "Outcome", "QueuedRequest", "build_requests", "deliver"]
+
+log = logging.getLogger(__name__)
+
+Outcome: TypeAlias = list[Array] | HloserveError
+"""What became of a request: its outputs in program order, or why there are none."""
 
 
 class QueuedRequest(Ticket[list[Array]]):
@@ -61,6 +71,53 @@ class QueuedRequest(Ticket[list[Array]]):
         super().cancel()
         if self.withdraw is not None:
             self.withdraw(self)
+
+
+def build_requests(
+    model: DeviceModel, inputs: list[Array], deadline_ns: int = NEVER_NS
+) -> list[QueuedRequest]:
+    """Make what one request submits: itself or, if no program holds it, its parts.
+
+    Await every part, then `hloserve.engine.assembly.join_outputs` gives the whole again.
+
+    Args:
+        model: whose program runs.
+        inputs: prepared, in executable order; names, dtypes and ranks already checked.
+        deadline_ns: monotonic instant; `NEVER_NS` for none.
+
+    Raises:
+        TensorMismatch: the inputs carry no rows, or disagree about them.
+        BadRequest: no program is compiled for these shapes, or for this many rows in a model that
+            can be neither padded nor split.
+    """
+    variant = model.variant_of(inputs)
+    rows = model.rows_of(inputs)
+    if not model.can_coalesce:
+        model.check_rows(variant, rows)
+    elif rows > (largest := model.largest_size(variant)):
+        return [
+            QueuedRequest(model, part, part_rows, variant, deadline_ns)
+            for part_rows, part in split_inputs(model.inputs, inputs, rows, largest)
+        ]
+    return [QueuedRequest(model, inputs, rows, variant, deadline_ns)]
+
+
+def deliver(requests: Sequence[QueuedRequest], outcomes: Sequence[Outcome]) -> None:
+    """Settle requests, each with its outcome; who has gone meanwhile is passed over.
+
+    Settling goes on with the call that waits, so foreign code runs in here: what it raises is
+    logged and does not keep the other callers waiting.
+
+    Threading: loop thread.
+    """
+    for request, outcome in zip(requests, outcomes, strict=True):
+        try:
+            if isinstance(outcome, HloserveError):
+                request.fail(outcome)
+            else:
+                request.resolve(outcome)
+        except Exception:
+            log.exception("reply_failed model=%s", request.model.name)
 
 
 class ModelQueue:

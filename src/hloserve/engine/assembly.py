@@ -1,0 +1,227 @@
+"""Rows of several requests in one batch, and back.
+
+What lives here: copying rows together into aligned staging memory, cutting results into views, and
+splitting and joining a request that is larger than any program. What does not: deciding what goes
+together (`hloserve.engine.batching`). `StagingArea` belongs to the dispatch thread; the functions
+are pure.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from hloserve.core.errors import BackendFailed
+from hloserve.core.tensors import Array, TensorSpec
+from hloserve.engine.backend import ALIGNMENT_BYTES
+from hloserve.engine.batching import split_rows
+
+__all__ = [
+    "StagingArea",
+    "assemble",
+    "check_outputs",
+    "is_transferable",
+    "join_outputs",
+    "slice_rows",
+    "split_inputs",
+]
+
+
+class StagingArea:
+    """Aligned host memory that batches are assembled in, used again for each dispatch.
+
+    One area serves every model, variant and size, because one dispatch is assembled and runs at a
+    time: memory is bounded by the largest dispatch, not by the number of models, and stays warm in
+    the cache.
+
+    Rule: nothing is written from `assemble` until the dispatch has ended, since the device may read
+    the memory in place. Threading: dispatch thread.
+    """
+
+    __slots__ = ("_memory", "_used_bytes")
+
+    def __init__(self) -> None:
+        self._memory = _aligned_memory(0)
+        self._used_bytes = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it has grown to."""
+        return self._memory.nbytes
+
+    def start(self) -> None:
+        """Begin a new dispatch: what was handed out before may be overwritten from now on."""
+        self._used_bytes = 0
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """An aligned, C-contiguous array of unspecified content.
+
+        It does not overlap another one taken since `start`.
+        """
+        nbytes = dtype.itemsize
+        for extent in shape:
+            nbytes *= extent
+        offset = self._used_bytes
+        end = offset + nbytes
+        if end > self._memory.nbytes:
+            # What was handed out keeps the old memory alive.
+            self._memory, offset, end = _aligned_memory(max(end, 2 * nbytes)), 0, nbytes
+        self._used_bytes = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return np.ndarray(shape, dtype, self._memory.data, offset)
+
+
+def _aligned_memory(nbytes: int) -> Array:
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[skip : skip + nbytes]
+
+
+def is_transferable(array: Array) -> bool:
+    """True when a device takes the array as it lies: C-contiguous and aligned.
+
+    A misaligned array would be copied inside XLA, which is slower than copying it into staging.
+    """
+    return array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0
+
+
+_SMALL_BYTES = 8192
+"""Up to this size a copy is cheaper than asking numpy where an array lies (about 1.5 us)."""
+
+
+def assemble(
+    specs: Sequence[TensorSpec],
+    requests: Sequence[Sequence[Array]],
+    rows: int,
+    size: int,
+    staging: StagingArea,
+) -> list[Array]:
+    """Lay the rows of several requests together, each input along its own batch axis.
+
+    A large input of a lone request that fills the program goes through as it is if the device can
+    take it so; every other one is copied into `staging`, followed by zeros.
+
+    Args:
+        specs: the model's inputs.
+        requests: inputs of each request, in the order of `specs`; not empty.
+        rows: rows they carry together.
+        size: rows of the program, at least `rows`; 0 for a program that takes a lone request as
+            it comes.
+        staging: of this dispatch alone.
+
+    Shapes:
+        requests: each input with its own rows along the batch axis of its spec.
+        result: one array per spec, `size` rows along its batch axis.
+    """
+    staging.start()
+    if len(requests) == 1 and (
+        size in (0, rows) or not any(s.batch_axis is not None for s in specs)
+    ):
+        return [_lone(array, staging) for array in requests[0]]
+    return [
+        _merged(spec.batch_axis, [inputs[place] for inputs in requests], rows, size, staging)
+        for place, spec in enumerate(specs)
+    ]
+
+
+def _lone(array: Array, staging: StagingArea) -> Array:
+    if array.nbytes > _SMALL_BYTES and is_transferable(array):
+        return array
+    copy = staging.take(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _merged(
+    axis: int | None, parts: list[Array], rows: int, size: int, staging: StagingArea
+) -> Array:
+    assert axis is not None, "only a model whose inputs all have a batch axis is coalesced"
+    first = parts[0]
+    batch = staging.take((*first.shape[:axis], size, *first.shape[axis + 1 :]), first.dtype)
+    before = (slice(None),) * axis
+    np.concatenate(parts, axis, out=batch if rows == size else batch[(*before, slice(0, rows))])
+    if rows != size:
+        batch[(*before, slice(rows, size))] = 0
+    return batch
+
+
+def check_outputs(
+    model: str, specs: Sequence[TensorSpec], outputs: Sequence[Array], rows: int | None
+) -> None:
+    """Refuse results that do not have the declared shapes, before anybody gets wrong rows.
+
+    Args:
+        model: for the error text.
+        specs: the model's outputs.
+        outputs: what came back.
+        rows: extent of their batch axes; None when the inputs do not decide it.
+
+    Raises:
+        BackendFailed: a result is missing, or has another rank, extent or row count.
+    """
+    if len(outputs) != len(specs):
+        raise BackendFailed(
+            "execution", model, f"it gave {len(outputs)} results, {len(specs)} are declared"
+        )
+    for spec, output in zip(specs, outputs, strict=True):
+        expected = spec.shape
+        if spec.batch_axis is not None:
+            expected = (*expected[: spec.batch_axis], rows, *expected[spec.batch_axis + 1 :])
+        if len(output.shape) != len(expected) or not all(
+            want is None or want == have for want, have in zip(expected, output.shape, strict=True)
+        ):
+            wanted = ", ".join("?" if want is None else str(want) for want in expected)
+            raise BackendFailed(
+                "execution",
+                model,
+                f"output {spec.name!r} came with shape {list(output.shape)}, expected [{wanted}]",
+            )
+
+
+def slice_rows(
+    specs: Sequence[TensorSpec], outputs: Sequence[Array], start: int, rows: int
+) -> list[Array]:
+    """Cut one request's rows out of a batch's outputs.
+
+    An output without a batch axis belongs to the batch as a whole and is given whole.
+
+    Shapes:
+        outputs: each with the rows of the program along the batch axis of its spec.
+        result: each with `rows` rows; views into `outputs`, not copies.
+    """
+    stop = start + rows
+    return [
+        output
+        if spec.batch_axis is None
+        else output[start:stop]
+        if spec.batch_axis == 0
+        else output[(*((slice(None),) * spec.batch_axis), slice(start, stop))]
+        for spec, output in zip(specs, outputs, strict=True)
+    ]
+
+
+def split_inputs(
+    specs: Sequence[TensorSpec], inputs: Sequence[Array], rows: int, largest: int
+) -> list[tuple[int, list[Array]]]:
+    """Cut a request into parts of at most `largest` rows: (rows, views of the inputs) each.
+
+    Every input needs a batch axis: it is for models that can coalesce.
+    """
+    parts = split_rows(rows, largest)
+    starts = accumulate(parts, initial=0)
+    return [
+        (part, slice_rows(specs, inputs, start, part))
+        for start, part in zip(starts, parts, strict=False)
+    ]
+
+
+def join_outputs(specs: Sequence[TensorSpec], parts: Sequence[Sequence[Array]]) -> list[Array]:
+    """Put the outputs of a request's parts together again, in order.
+
+    Every output needs a batch axis: it is for models that can coalesce.
+    """
+    if len(parts) == 1:
+        return list(parts[0])
+    return [
+        np.concatenate([part[place] for part in parts], axis=spec.batch_axis)
+        for place, spec in enumerate(specs)
+    ]

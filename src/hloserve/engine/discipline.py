@@ -1,0 +1,39 @@
+"""Which model's queue goes next.
+
+What lives here: the `Discipline` seam and its implementations, pure decisions over queues. What
+does not: how much of that queue goes (`hloserve.engine.batching`). Called by the scheduler on the
+dispatch thread, under its lock.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from typing_extensions import override
+
+from hloserve.engine.queued_request import ModelQueue
+
+__all__ = ["Discipline", "Fifo"]
+
+
+class Discipline(Protocol):
+    """Picks the next model."""
+
+    def pick(self, waiting: Mapping[str, ModelQueue], now_ns: int) -> str:
+        """Name the model to serve next.
+
+        Args:
+            waiting: the queues that hold requests, by model name; not empty, none of them empty.
+                Idle models are not in it, so that the cost does not grow with them.
+            now_ns: the instant of the decision.
+        """
+        ...
+
+
+class Fifo(Discipline):
+    """The model whose front request is oldest; of two equally old, the smaller name."""
+
+    @override
+    def pick(self, waiting: Mapping[str, ModelQueue], now_ns: int) -> str:
+        if len(waiting) == 1:
+            return next(iter(waiting))
+        return min(waiting, key=lambda name: (waiting[name].requests[0].enqueued_ns, name))

@@ -1,0 +1,214 @@
+"""The dispatch thread: takes batches, runs them, sends the replies.
+
+What lives here: the thread and its loop. What does not: what runs next
+(`hloserve.engine.scheduler`), how rows are laid together (`hloserve.engine.assembly`), the device
+(`hloserve.engine.backend`). The server starts one dispatcher per device.
+
+Rules.
+1. One dispatch executes at a time; its staging memory is not touched until it has ended.
+2. All replies of a dispatch cross to the loop by one `post`.
+3. A failed batch of several is run again, each request alone, once: who poisoned it fails alone.
+4. No rows leave before the results have the declared shapes.
+5. Nothing that a dispatch raises ends the thread.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import BackendFailed, BadRequest, DeadlineExceeded, HloserveError
+from hloserve.core.tensors import Array
+from hloserve.engine.assembly import StagingArea, assemble, check_outputs, slice_rows
+from hloserve.engine.backend import Backend, Executable
+from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.queued_request import Outcome, QueuedRequest, deliver
+from hloserve.engine.scheduler import Dispatch, Scheduler, lone_size
+
+__all__ = ["Dispatcher", "Post"]
+
+log = logging.getLogger(__name__)
+
+
+class Post(Protocol):
+    """Runs a callable on the loop thread, soon and in order: `loop.call_soon_threadsafe`."""
+
+    def __call__(self, callback: Callable[..., object], /, *args: Any) -> object:
+        """Hand `callback(*args)` to the loop. Any thread."""
+        ...
+
+
+class Dispatcher:
+    """Runs what the scheduler gives, until it gives no more.
+
+    Args:
+        backend: the device; this thread alone uses it from `start` on.
+        scheduler: where the batches come from.
+        clock: measures computing.
+        post: brings replies to the loop.
+        on_end: called on the loop when the thread has ended, after all its replies: with None
+            after `Scheduler.drain` or `stop`, else with the fault that ended it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        clock: Clock,
+        post: Post,
+        on_end: Callable[[BaseException | None], object] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._scheduler = scheduler
+        self._clock = clock
+        self._post = post
+        self._on_end = on_end
+        self._staging = StagingArea()
+        self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Once."""
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end after `Scheduler.drain` or `stop`; False when it has not."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        fault = self._serve_until_closed()
+        with suppress(RuntimeError):  # a loop that is closed has nobody left to be told
+            if fault is not None:
+                self._post(self._scheduler.stop)
+            if self._on_end is not None:
+                self._post(self._on_end, fault)
+
+    def _serve_until_closed(self) -> BaseException | None:
+        dispatch: Dispatch | None = None
+        try:
+            while (dispatch := self._scheduler.next_dispatch()) is not None:
+                self._serve(dispatch)
+        except BaseException as error:  # a fault of ours, or a closed loop
+            log.exception("dispatch_thread_died")
+            if dispatch is not None:
+                self._fail(dispatch, error)
+            return error
+        return None
+
+    def _fail(self, dispatch: Dispatch, error: BaseException) -> None:
+        name = dispatch.model.name
+        requests = dispatch.requests + dispatch.expired
+        with suppress(RuntimeError):
+            failures = [BackendFailed("dispatch", name, repr(error)) for _ in requests]
+            self._post(deliver, requests, failures)
+
+    def _serve(self, dispatch: Dispatch) -> None:
+        outcomes = self._outcomes(dispatch) if dispatch.requests else []
+        requests = dispatch.requests
+        if dispatch.expired:
+            requests = requests + dispatch.expired
+            outcomes += self._shed(dispatch)
+        self._post(deliver, requests, outcomes)
+
+    def _shed(self, dispatch: Dispatch) -> list[Outcome]:
+        dispatch.model.statistics.shed_count += len(dispatch.expired)
+        started_ns = dispatch.started_ns
+        return [
+            DeadlineExceeded(dispatch.model.name, late_ns=started_ns - request.deadline_ns)
+            for request in dispatch.expired
+        ]
+
+    def _outcomes(self, dispatch: Dispatch) -> list[Outcome]:
+        model, requests = dispatch.model, dispatch.requests
+        started_ns = dispatch.started_ns
+        model.statistics.record_waits([started_ns - request.enqueued_ns for request in requests])
+        try:
+            return self._execute(model, requests, dispatch.rows, dispatch.size)
+        except Exception as error:
+            log.exception(
+                "dispatch_failed model=%s requests=%d rows=%d size=%d",
+                model.name, len(requests), dispatch.rows, dispatch.size,
+            )  # fmt: skip
+            if len(requests) == 1:
+                model.statistics.failed_count += 1
+                return [_translated(error, model.name)]
+        return [self._retried(model, request) for request in requests]
+
+    def _retried(self, model: DeviceModel, request: QueuedRequest) -> Outcome:
+        if request.is_cancelled:
+            return []
+        now_ns = self._clock.now_ns()
+        if now_ns >= request.deadline_ns:
+            model.statistics.shed_count += 1
+            return DeadlineExceeded(model.name, late_ns=now_ns - request.deadline_ns)
+        try:
+            size = lone_size(model, request)
+            return self._execute(model, [request], request.rows, size)[0]
+        except Exception as error:
+            log.exception("retry_failed model=%s rows=%d", model.name, request.rows)
+            model.statistics.failed_count += 1
+            return _translated(error, model.name)
+
+    def _execute(
+        self, model: DeviceModel, requests: Sequence[QueuedRequest], rows: int, size: int
+    ) -> list[Outcome]:
+        """Run one batch and cut its results; raises whatever went wrong."""
+        executable = _executable(model, requests[0].variant, size)
+        padded = size if model.can_coalesce else 0
+        inputs = assemble(
+            model.inputs, [request.inputs for request in requests], rows, padded, self._staging
+        )
+        begin_ns = self._clock.now_ns()
+        outputs = self._compute(model, executable, inputs)
+        compute_ns = self._clock.now_ns() - begin_ns
+        result_rows = (padded or rows) if model.has_batch_axis else None
+        check_outputs(model.name, model.outputs, outputs, result_rows)
+        model.statistics.record_dispatch(
+            size=size, requests=len(requests), rows=rows, compute_ns=compute_ns
+        )
+        if len(requests) == 1 and padded in (0, rows):
+            return [outputs]
+        return _cut(model, requests, outputs)
+
+    def _compute(
+        self, model: DeviceModel, executable: Executable, inputs: Sequence[Array]
+    ) -> list[Array]:
+        backend = self._backend
+        transient = backend.to_device(inputs)
+        try:
+            results = backend.execute(executable, [*transient, *model.weights])
+            transient += results
+            return backend.to_host(results)
+        finally:
+            backend.free(transient)
+
+
+def _executable(model: DeviceModel, variant: VariantKey, size: int) -> Executable:
+    try:
+        return model.executables[variant][size]
+    except KeyError:
+        raise BadRequest(
+            f"model {model.name!r} has no program for {size} rows of shape {variant or 'any'}"
+        ) from None
+
+
+def _cut(
+    model: DeviceModel, requests: Sequence[QueuedRequest], outputs: Sequence[Array]
+) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    start = 0
+    for request in requests:
+        outcomes.append(slice_rows(model.outputs, outputs, start, request.rows))
+        start += request.rows
+    return outcomes
+
+
+def _translated(error: Exception, model: str) -> HloserveError:
+    """Our own errors as they are; a foreign one at the edge of the thread becomes ours."""
+    if isinstance(error, HloserveError):
+        return error
+    failed = BackendFailed("execution", model, str(error) or type(error).__name__)
+    failed.__cause__ = error
+    return failed

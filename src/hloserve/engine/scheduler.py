@@ -1,0 +1,278 @@
+"""What runs next on the device: one queue per model, one lock, one condition.
+
+What lives here: admission to the queues and taking batches from them. What does not: the choice of
+the model (`hloserve.engine.discipline`), of the batch (`hloserve.engine.batching`), and running it
+(`hloserve.engine.dispatcher`).
+
+Rules.
+1. The loop thread submits, withdraws, adds and removes; the dispatch thread calls `next_dispatch`,
+   and takes its batch itself, so the device does not wait for the loop.
+2. The lock is held for queue work only: no array is touched and no ticket is settled under it.
+3. A request is in one place: a queue, one dispatch, or handed back by `remove` or `stop`. It is
+   never lost and never given twice.
+4. What a dispatch costs does not depend on how many idle models there are.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
+from hloserve.engine.batching import plan_batch, saturation_rows, smallest_fitting
+from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.discipline import Discipline
+from hloserve.engine.queued_request import ModelQueue, QueuedRequest, deliver
+
+__all__ = ["Dispatch", "Scheduler", "lone_size", "take_batch"]
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One execution to be, and the requests that it answers.
+
+    Attributes:
+        model: whose program runs.
+        requests: the batch, oldest first; all of one variant. Empty when all had expired.
+        rows: rows they carry together.
+        size: compiled batch size; 0 for a program without one.
+        expired: requests whose deadline had passed; they are answered, not run.
+        started_ns: instant at which the batch was taken from the queue.
+    """
+
+    model: DeviceModel
+    requests: list[QueuedRequest]
+    rows: int
+    size: int
+    expired: list[QueuedRequest]
+    started_ns: int
+
+    @property
+    def variant(self) -> VariantKey:
+        """The compiled shape that all requests of the batch need."""
+        return self.requests[0].variant
+
+
+class _Phase(Enum):
+    OPEN = auto()
+    DRAINING = auto()
+    STOPPED = auto()
+
+
+class Scheduler:
+    """Queues of all models of one device.
+
+    Args:
+        clock: tells when requests came and whether they are late.
+        discipline: picks the next model.
+        max_queue_depth: most requests that wait per model.
+    """
+
+    def __init__(self, clock: Clock, discipline: Discipline, max_queue_depth: int) -> None:
+        self._clock = clock
+        self._discipline = discipline
+        self._max_queue_depth = max_queue_depth
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._is_thread_waiting = False
+        self._phase = _Phase.OPEN
+        self._queues: dict[str, ModelQueue] = {}
+        self._waiting: dict[str, ModelQueue] = {}  # the queues that are not empty
+        self._running = 0
+        self._withdraw = self.withdraw  # bound once, not per request
+
+    def add(self, model: DeviceModel) -> None:
+        """Open a queue for a model. Threading: loop thread."""
+        with self._lock:
+            assert model.name not in self._queues, f"model {model.name!r} is already scheduled"
+            self._queues[model.name] = ModelQueue(model)
+
+    def remove(self, name: str) -> list[QueuedRequest]:
+        """Close a model's queue: who waits in it is failed with `ModelNotFound`.
+
+        A batch of the model that is already running is answered as usual.
+
+        Returns:
+            The requests that waited, now settled.
+
+        Threading: loop thread.
+        """
+        with self._lock:
+            queue = self._queues.pop(name, None)
+            self._waiting.pop(name, None)
+        orphans = list(queue.requests) if queue is not None else []
+        deliver(orphans, [ModelNotFound(name) for _ in orphans])
+        return orphans
+
+    def submit(self, requests: Sequence[QueuedRequest]) -> None:
+        """Queue one request, or all parts of a split one: all of them or, on an error, none.
+
+        Args:
+            requests: of one model, unsettled; not empty. An empty queue takes all parts of a
+                request, even if they are more than its cap, since they would never fit otherwise.
+
+        Raises:
+            ShuttingDown: the server drains or has stopped. Retryable.
+            ModelNotFound: the model is not, or no longer, scheduled.
+            QueueFull: the model's queue is at its cap. Retryable.
+
+        Threading: loop thread.
+        """
+        name = requests[0].model.name
+        now_ns = self._clock.now_ns()
+        withdraw = self._withdraw
+        with self._lock:
+            if self._phase is not _Phase.OPEN:
+                raise ShuttingDown
+            queue = self._queues.get(name)
+            if queue is None:
+                raise ModelNotFound(name)
+            depth = len(queue.requests)
+            if depth and depth + len(requests) > self._max_queue_depth:
+                raise QueueFull(name, depth)
+            for request in requests:
+                request.enqueued_ns = now_ns
+                request.withdraw = withdraw
+            queue.requests.extend(requests)
+            if not depth:
+                self._waiting[name] = queue
+            if self._is_thread_waiting:
+                self._is_thread_waiting = False
+                self._work.notify()
+
+    def withdraw(self, request: QueuedRequest) -> None:
+        """Take a cancelled request out of its queue; ignored when it has left it already.
+
+        Threading: loop thread.
+        """
+        name = request.model.name
+        with self._lock:
+            queue = self._waiting.get(name)
+            if queue is None:
+                return
+            try:
+                queue.requests.remove(request)
+            except ValueError:
+                return
+            if not queue.requests:
+                del self._waiting[name]
+
+    def depth(self, name: str) -> int:
+        """Requests that wait for a model; 0 for a model that is not scheduled. Any thread."""
+        queue = self._queues.get(name)
+        return len(queue.requests) if queue is not None else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait or run, over all models. Any thread."""
+        with self._lock:
+            return self._running + sum(len(q.requests) for q in self._waiting.values())
+
+    def drain(self) -> None:
+        """Accept nothing new; what is queued still runs, then `next_dispatch` gives None."""
+        with self._lock:
+            self._close(_Phase.DRAINING)
+
+    def stop(self) -> list[QueuedRequest]:
+        """Accept and run nothing more: who waits is failed with `ShuttingDown`.
+
+        A running batch is answered as usual. Idempotent.
+
+        Returns:
+            The requests that waited, now settled.
+
+        Threading: loop thread.
+        """
+        with self._lock:
+            self._close(_Phase.STOPPED)
+            orphans = [r for queue in self._waiting.values() for r in queue.requests]
+            for queue in self._waiting.values():
+                queue.requests.clear()
+            self._waiting.clear()
+        deliver(orphans, [ShuttingDown() for _ in orphans])
+        return orphans
+
+    def _close(self, phase: _Phase) -> None:
+        if self._phase is not _Phase.STOPPED:
+            self._phase = phase
+        self._is_thread_waiting = False
+        self._work.notify()
+
+    def next_dispatch(self) -> Dispatch | None:
+        """Wait for work and take it; None when there is none and there will be none.
+
+        Calling it says that the dispatch before has ended.
+
+        Threading: dispatch thread; blocks.
+        """
+        with self._lock:
+            self._running = 0
+            while True:
+                while self._waiting and self._phase is not _Phase.STOPPED:
+                    dispatch = self._take()
+                    if dispatch.requests or dispatch.expired:
+                        self._running = len(dispatch.requests)
+                        return dispatch
+                if self._phase is not _Phase.OPEN:
+                    return None
+                self._is_thread_waiting = True
+                self._work.wait()
+
+    def _take(self) -> Dispatch:
+        now_ns = self._clock.now_ns()
+        name = self._discipline.pick(self._waiting, now_ns)
+        queue = self._waiting[name]
+        dispatch = take_batch(queue, now_ns)
+        if not queue.requests:
+            del self._waiting[name]
+        return dispatch
+
+
+def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
+    """Take the next batch from the front of a queue.
+
+    Who is cancelled or late leaves the queue first, so the size fits those who are served. The
+    batch is drawn from the leading run of one variant.
+
+    Source: spec "plan_batch", "Deadline admission".
+    """
+    model, waiting = queue.model, queue.requests
+    live: list[QueuedRequest] = []
+    expired: list[QueuedRequest] = []
+    variant: VariantKey = ()
+    sizes: tuple[int, ...] = ()
+    rows = enough = 0
+    while waiting:
+        request = waiting[0]
+        if request.is_cancelled:  # its caller is about to withdraw it
+            waiting.popleft()
+            continue
+        if request.deadline_ns <= now_ns:
+            expired.append(waiting.popleft())
+            continue
+        if not live:
+            variant = request.variant
+            sizes = model.sizes(variant)
+            if model.can_coalesce and sizes:
+                enough = saturation_rows(sizes, model.max_batch_size)
+        elif rows >= enough or request.variant != variant:
+            break
+        live.append(waiting.popleft())
+        rows += request.rows
+    if not live:
+        return Dispatch(model, [], 0, 0, expired, now_ns)
+    if not enough:
+        return Dispatch(model, live, rows, lone_size(model, live[0]), expired, now_ns)
+    plan = plan_batch([request.rows for request in live], sizes, model.max_batch_size)
+    waiting.extendleft(reversed(live[plan.taken :]))
+    del live[plan.taken :]
+    return Dispatch(model, live, plan.rows, plan.size, expired, now_ns)
+
+
+def lone_size(model: DeviceModel, request: QueuedRequest) -> int:
+    """The size at which a request runs alone; 0 when the model has a program of any size."""
+    sizes = model.sizes(request.variant)
+    if not sizes:
+        return request.rows  # no such program; running it says so, to this caller only
+    return 0 if sizes[0] == 0 else smallest_fitting(sizes, request.rows)
