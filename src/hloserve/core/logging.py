@@ -1,0 +1,167 @@
+"""Log lines as events with fields, for people or for machines.
+
+What lives here: `log_event` and the two ways to write a record. What does not: who logs what. Any
+thread.
+
+Rules.
+1. An event is a constant word; what varies is in the fields.
+2. No value can forge a line or steer a terminal: control characters are escaped in both forms.
+3. Logging a value never raises: what JSON cannot hold is written as text.
+"""
+
+import datetime
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, TextIO
+
+from typing_extensions import override
+
+__all__ = ["JsonFormatter", "TextFormatter", "configure", "log_event"]
+
+_ATTRIBUTE = "hloserve_fields"
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+", re.ASCII)  # printable, no blank, quote, "=" or backslash
+_MAX_VALUE = 2000
+
+
+def log_event(
+    logger: logging.Logger,
+    event: str,
+    *,
+    level: int = logging.INFO,
+    error: BaseException | None = None,
+    **fields: object,
+) -> None:
+    """Log one event.
+
+    Args:
+        logger: the module's logger.
+        event: what happened, one word with underscores, always the same for this place.
+        level: a level of `logging`.
+        error: an exception whose traceback is to be kept.
+        fields: what varies; units are in the names.
+
+    Example:
+        >>> log_event(logging.getLogger("doc"), "model_loaded", model="resnet", seconds=1.93)
+    """
+    if logger.isEnabledFor(level):
+        logger.log(level, event, exc_info=error, extra={_ATTRIBUTE: fields}, stacklevel=2)
+
+
+def configure(
+    format: Literal["text", "json"] = "text",
+    level: str = "info",
+    stream: TextIO | None = None,
+) -> None:
+    """Send this process's log to standard error, replacing earlier handlers.
+
+    Args:
+        format: "text" for people, "json" for one object per line.
+        level: the least severe level of our own records; other libraries' start at "warning".
+        stream: where to, instead of standard error.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    logging.getLogger("hloserve").setLevel(level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-01-31T12:00:00.000Z INFO model_loaded model=resnet seconds=1.93``."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        words = [_instant(record), record.levelname, _escape(record.getMessage())]
+        words += [f"{name}={_as_text(value)}" for name, value in _fields(record).items()]
+        line = " ".join(words)
+        trace = _traceback(self, record)
+        if trace:
+            line += "\n" + "\n".join("    " + _escape(part) for part in trace.splitlines())
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, event, logger, then the fields."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _instant(record),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "logger": record.name,
+        }
+        for name, value in _fields(record).items():
+            line[f"field_{name}" if name in line else name] = _as_json(value)
+        trace = _traceback(self, record)
+        if trace:
+            line["traceback"] = trace
+        return json.dumps(line)  # ASCII: what a terminal could act on is \u-escaped
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields: Mapping[str, object] = getattr(record, _ATTRIBUTE, {})
+    return fields
+
+
+def _instant(record: logging.LogRecord) -> str:
+    instant = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    if not record.exc_info or record.exc_info[0] is None:
+        return ""
+    return formatter.formatException(record.exc_info)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, bool | int):
+        return _number(value)
+    text = _string(value)
+    if not isinstance(value, str):
+        return _escape(text)
+    if _PLAIN.fullmatch(text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _as_json(value: object) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else _number(value)
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)  # JSON has no NaN and no infinity
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    return _string(value)
+
+
+def _number(value: int) -> str:
+    return str(value) if abs(value) < 10**300 else "huge"
+
+
+def _string(value: object) -> str:
+    try:
+        text = str(value)
+    except Exception as error:  # noqa: BLE001  # rule 3: a broken __str__ costs its value, no more
+        text = f"<{type(value).__name__}, {type(error).__name__} on str()>"
+    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
+
+
+def _escape(text: str) -> str:
+    """The text on one line, without anything that a terminal acts on."""
+    if text.isprintable():
+        return text
+    return json.dumps(text)[1:-1].replace('\\"', '"')
