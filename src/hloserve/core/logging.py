@@ -29,6 +29,7 @@ _MAX_VALUE = 2000
 def log_event(
     logger: logging.Logger,
     event: str,
+    /,
     *,
     level: int = logging.INFO,
     error: BaseException | None = None,
