@@ -1,0 +1,395 @@
+"""HTTP/1.1 on asyncio: sockets, flow control and timeouts around `hloserve.wire.http1`.
+
+What lives here: `HttpServer`, which serves the REST and the admin endpoints. What does not: the
+protocol (`hloserve.wire.http1`), what a handler sees (`hloserve.server.rest_exchange`) and routes.
+Everything runs on the event loop's thread.
+
+Rules.
+1. All connections read into one buffer: what arrives is consumed before the callback returns.
+   Long bodies are read straight into their own memory.
+2. Replies given within one loop callback leave in one write per connection.
+3. No timer per request or connection: one sweep per second looks at all connections, so timeouts
+   are exact to a second, and an idle connection costs its memory alone.
+4. The end of the peer's stream counts as its departure: unanswered requests are cancelled.
+"""
+
+import asyncio
+import socket
+import ssl as tls
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import cast
+
+from typing_extensions import override
+
+from hloserve.core.clock import Clock, SystemClock
+from hloserve.server.rest_exchange import Exchange
+from hloserve.wire.http1 import CommonHeaders, HttpServerConnection, Phase
+from hloserve.wire.http1_messages import HttpLimits, HttpRequest
+
+__all__ = ["Exchange", "HttpServer", "HttpTimeouts"]
+
+_RECEIVE_BYTES = 64 * 2**10
+_JOIN_BYTES = 64 * 2**10
+_SWEEP_S = 1.0
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTimeouts:
+    """How long a connection may keep the server waiting.
+
+    Attributes:
+        header_timeout_s: from the first byte of a request to the end of its headers.
+        body_timeout_s: between two pieces of a request body, or of a response that the peer
+            takes slowly.
+        idle_timeout_s: between two requests.
+        linger_s: for the peer to stop sending after it was refused.
+    """
+
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 75.0
+    linger_s: float = 2.0
+
+
+class HttpServer:
+    """Serves HTTP/1.1 on one address.
+
+    Args:
+        handler: called with each request; it answers now or later. What it raises becomes an
+            error response.
+        limits: what a connection may ask for.
+        timeouts: how long it may take.
+        clock: the time for timeouts.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Exchange], None],
+        limits: HttpLimits | None = None,
+        clock: Clock | None = None,
+        timeouts: HttpTimeouts | None = None,
+    ) -> None:
+        self._handler = handler
+        self._limits = limits or HttpLimits()
+        self._clock: Clock = clock or SystemClock()
+        self._timeouts = timeouts or HttpTimeouts()
+        self._connections: set[_Connection] = set()
+        self._unsent: list[_Connection] = []
+        self._common = CommonHeaders()
+        self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._now_ns = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Event | None = None
+
+    @property
+    def connection_count(self) -> int:
+        """Open connections."""
+        return len(self._connections)
+
+    async def start(
+        self, host: str, port: int, ssl: tls.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen; returns the host and port that were bound.
+
+        Args:
+            host: address to bind.
+            port: 0 lets the system pick one.
+            ssl: server-side context for HTTPS.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._tick()
+        self._listener = await self._loop.create_server(
+            lambda: _Connection(self), host, port, ssl=ssl, backlog=_BACKLOG
+        )
+        bound = self._listener.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop listening, let the requests in flight finish, then close.
+
+        Args:
+            grace_s: after it, what is left is cut off.
+        """
+        if self._listener is not None:
+            self._listener.close()
+        self._all_closed = asyncio.Event()
+        for connection in list(self._connections):
+            connection.drain()
+        if self._connections:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_closed.wait(), grace_s)
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and cut all connections off. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in list(self._connections):
+            connection.abort()
+
+    def sweep(self) -> None:
+        """Enforce the timeouts now; the server itself does it every second."""
+        now_ns = self._now_ns = self._clock.now_ns()
+        for connection in list(self._connections):
+            connection.check_timeouts(now_ns)
+
+    def _tick(self) -> None:
+        assert self._loop is not None, "start() sets the loop"
+        self._common.lines = f"Date: {formatdate(usegmt=True)}\r\n".encode("ascii")
+        self.sweep()
+        self._timer = self._loop.call_later(_SWEEP_S, self._tick)
+
+    def _write_soon(self, connection: "_Connection") -> None:
+        if not self._unsent:
+            assert self._loop is not None, "start() sets the loop"
+            self._loop.call_soon(self._write_all)
+        self._unsent.append(connection)
+
+    def _write_all(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            connection.advance()
+
+    def _closed(self, connection: "_Connection") -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._all_closed is not None:
+            self._all_closed.set()
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One accepted connection."""
+
+    __slots__ = (
+        "_http",
+        "_into_body",
+        "_is_closing",
+        "_is_reading",
+        "_is_unsent",
+        "_is_write_paused",
+        "_phase",
+        "_server",
+        "_since_ns",
+        "_transport",
+        "_unread_bytes",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._http = HttpServerConnection(server._limits, server._common)
+        self._transport: asyncio.Transport | None = None
+        self._into_body = False
+        self._is_closing = False
+        self._is_reading = True
+        self._is_unsent = False
+        self._is_write_paused = False
+        self._unread_bytes = 0
+        self._phase: int = Phase.IDLE
+        self._since_ns = server._now_ns
+
+    # -- asyncio calls these -----------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour only
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._server._connections.add(self)
+        if self._server._all_closed is not None:
+            self.drain()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._server._closed(self)
+        self._depart()
+
+    @override
+    def eof_received(self) -> None:
+        self._depart()  # returning None closes the transport once its output is sent
+
+    @override
+    def get_buffer(self, sizehint: int) -> memoryview:
+        body = self._http.body_buffer()
+        self._into_body = body is not None
+        return self._server._receive_buffer if body is None else body
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        http = self._http
+        if self._into_body:
+            requests = http.body_received(nbytes)
+        else:
+            requests = http.receive(self._server._receive_buffer[:nbytes])
+        phase = http.phase
+        if requests or phase != self._phase or phase == Phase.BODY:
+            self._phase = phase
+            self._since_ns = self._server._now_ns
+        self._handle(requests)
+        self.advance()
+
+    @override
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        self._unread_bytes = 0
+        self._set_reading()
+
+    @override
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self.advance()
+
+    # -- requests and answers ----------------------------------------------------------------
+
+    def _handle(self, requests: Sequence[HttpRequest]) -> None:
+        server = self._server
+        self._is_unsent = True  # what is answered at once leaves with the `advance` that follows
+        for request in requests:
+            exchange = Exchange(request, self, server._limits.max_body_bytes)
+            request.context = exchange
+            try:
+                server._handler(exchange)
+            except Exception as error:  # noqa: BLE001  # the edge of a request: logged and answered
+                exchange.fail(error)
+
+    def answer(
+        self,
+        request: HttpRequest,
+        status: int,
+        body: bytes,
+        content_type: str,
+        headers: Sequence[tuple[str, str]],
+    ) -> None:
+        """Send an answer in its turn, together with others of this loop callback."""
+        request.context = None
+        self._http.respond(request, status, body, content_type, headers)
+        if not self._is_unsent:
+            self._is_unsent = True
+            self._server._write_soon(self)
+
+    def advance(self) -> None:
+        """Write what is ready, take up requests that waited for it, and mind the reading."""
+        http = self._http
+        self._is_unsent = False
+        self._write()
+        while http.has_backlog and not http.is_full and not self._is_write_paused:
+            self._handle(http.receive(b""))
+            self._is_unsent = False
+            self._write()
+        self._set_reading()
+
+    def _write(self) -> None:
+        transport, http = self._transport, self._http
+        out = http.take_output()
+        if transport is None:
+            return
+        if out:
+            if len(out) == 2 and len(out[1]) > _JOIN_BYTES:
+                transport.writelines(out)  # a large body is not copied
+            else:
+                transport.write(b"".join(out))
+        if http.should_close and not self._is_closing:
+            self._close(linger=http.is_refused)
+        elif http.is_draining and not http.has_pending and http.phase == Phase.IDLE:
+            self._close(linger=False)
+
+    def _set_reading(self) -> None:
+        transport, http = self._transport, self._http
+        if transport is None or transport.is_closing():
+            return
+        is_wanted = self._is_closing or not (
+            self._is_write_paused or http.is_full or http.has_backlog
+        )
+        if is_wanted != self._is_reading:
+            self._is_reading = is_wanted
+            if is_wanted:
+                transport.resume_reading()
+            else:
+                transport.pause_reading()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Close now if nothing is going on, else after the last answer."""
+        self._http.is_draining = True
+        self._write()
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self, *, linger: bool) -> None:
+        """End the connection once its output is sent.
+
+        Args:
+            linger: the peer may still be sending. Closing a socket with unread input resets it,
+                and the peer could lose the answer; so only our side ends, and input is thrown
+                away until the peer has read the answer or `linger_s` is over.
+        """
+        transport = self._transport
+        assert transport is not None, "closing a connection that is gone"
+        self._is_closing = True
+        self._since_ns = self._server._now_ns
+        if linger and transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+
+    def _depart(self) -> None:
+        for request in self._http.abandon():
+            exchange, request.context = request.context, None
+            if exchange is not None:
+                exchange.disconnected()
+
+    def check_timeouts(self, now_ns: int) -> None:
+        """Act when the peer has kept the server waiting for too long."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._is_write_paused and not self._is_closing:
+            self._check_reader(transport, now_ns)
+        elif (self._phase == Phase.IDLE and self._http.has_pending) or not self._is_reading:
+            self._since_ns = now_ns  # it is the peer who waits for us
+        elif (now_ns - self._since_ns) / 1e9 > self._patience_s():
+            self._give_up(transport)
+
+    def _patience_s(self) -> float:
+        timeouts = self._server._timeouts
+        if self._is_closing:
+            return timeouts.linger_s
+        if self._phase == Phase.HEAD:
+            return timeouts.header_timeout_s
+        return timeouts.body_timeout_s if self._phase == Phase.BODY else timeouts.idle_timeout_s
+
+    def _give_up(self, transport: asyncio.Transport) -> None:
+        if self._is_closing:
+            transport.abort()
+        elif self._phase == Phase.IDLE:
+            transport.close()
+        else:
+            what = "headers" if self._phase == Phase.HEAD else "body"
+            limit_s = self._patience_s()
+            self._http.refuse(408, f"the request's {what} did not arrive within {limit_s:g} s")
+            self.advance()
+
+    def _check_reader(self, transport: asyncio.Transport, now_ns: int) -> None:
+        """Cut a peer off that takes nothing of its response."""
+        unread = transport.get_write_buffer_size()
+        if unread != self._unread_bytes:
+            self._unread_bytes = unread
+            self._since_ns = now_ns
+        elif (now_ns - self._since_ns) / 1e9 > self._server._timeouts.body_timeout_s:
+            transport.abort()
