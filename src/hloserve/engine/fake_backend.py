@@ -173,6 +173,11 @@ class FakeBackend(Backend):
         return FakeProgram(Signature(inputs, outputs), function)
 
     @override
+    def specialise(self, program: Program, inputs: Sequence[TensorType]) -> FakeProgram:
+        assert isinstance(program, FakeProgram), "a program of another backend"
+        return FakeProgram(Signature(tuple(inputs), program.signature.outputs), program.function)
+
+    @override
     def compile(self, program: Program, model: str) -> Executable:
         assert isinstance(program, FakeProgram), "a program of another backend"
         self.compiled.append(model)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from hloserve.core.errors import (
     BackendFailed,
@@ -29,7 +30,7 @@ from hloserve.core.errors import (
 )
 from hloserve.core.tensors import Array
 from hloserve.engine import mlir
-from hloserve.engine.backend import Buffer, Executable, MemoryStats, Program
+from hloserve.engine.backend import Backend, Buffer, Executable, MemoryStats, Program
 from hloserve.engine.signature import Signature, TensorType
 
 try:
@@ -68,7 +69,7 @@ class XlaExecutable:
         self.model = model
 
 
-class XlaBackend:
+class XlaBackend(Backend):
     """One device of PJRT.
 
     Args:
@@ -82,7 +83,7 @@ class XlaBackend:
     """
 
     def __init__(self, platform: str = "cpu", ordinal: int = 0) -> None:
-        self.platform = platform
+        self._platform = platform
         devices = _devices(platform)
         if not 0 <= ordinal < len(devices):
             raise ConfigProblem(
@@ -96,21 +97,26 @@ class XlaBackend:
         self._fetch_ahead = platform != "cpu"
 
     @property
+    @override
+    def platform(self) -> str:
+        return self._platform
+
+    @property
+    @override
     def device_kind(self) -> str:
-        """What the vendor calls the device."""
         return str(self._device.device_kind)
 
+    @override
     def read_program(self, artifact: bytes, source: str) -> mlir.MlirProgram:
-        """See `Backend.read_program`."""
         return mlir.read_program(artifact, source)
 
+    @override
     def specialise(self, program: Program, inputs: Sequence[TensorType]) -> mlir.MlirProgram:
-        """See `Backend.specialise`."""
         assert isinstance(program, mlir.MlirProgram)
         return mlir.refine_program(program, inputs)
 
+    @override
     def compile(self, program: Program, model: str) -> XlaExecutable:
-        """See `Backend.compile`."""
         assert isinstance(program, mlir.MlirProgram)
         options = xla_client.CompileOptions()
         options.num_replicas = 1
@@ -129,8 +135,8 @@ class XlaBackend:
         ]
         return XlaExecutable(program.signature, loaded, handlers, model)
 
+    @override
     def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
-        """See `Backend.to_device`."""
         sharding, devices = self._sharding, self._devices
         try:
             return [
@@ -149,8 +155,8 @@ class XlaBackend:
         except _XlaRuntimeError as error:
             raise _translated("transfer to the device", "", error) from error
 
+    @override
     def execute(self, executable: Executable, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
-        """See `Backend.execute`."""
         assert isinstance(executable, XlaExecutable)
         try:
             results = executable.loaded.execute_sharded(arguments)
@@ -158,8 +164,8 @@ class XlaBackend:
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
             raise _translated("execution", executable.model, error) from error
 
+    @override
     def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
-        """See `Backend.to_host`. On CPU the arrays are views of device memory."""
         try:
             if self._fetch_ahead:
                 for buffer in buffers:
@@ -168,13 +174,13 @@ class XlaBackend:
         except (_XlaRuntimeError, RuntimeError) as error:
             raise _translated("execution", "", error) from error
 
+    @override
     def free(self, buffers: Sequence[Buffer]) -> None:
-        """See `Backend.free`."""
         for buffer in buffers:
             buffer.delete()  # type: ignore[attr-defined]
 
+    @override
     def memory(self) -> MemoryStats | None:
-        """See `Backend.memory`. None on CPU."""
         try:
             stats = self._device.memory_stats()
         except _XlaRuntimeError:

@@ -1,0 +1,179 @@
+"""Running a bundle's `model.py` and taking what it registers.
+
+What lives here: executing the file as a module of its own, and naming what is wrong with it. What
+does not: the registration functions (`hloserve.hooks.registration`) and calling hooks
+(`hloserve.models.hook_results`). Called by the loader, on its thread.
+
+Rules.
+1. The file runs as a package of a unique name whose directory is the bundle: `from . import words`
+   and `from .words import load` reach the bundle's own modules, and two bundles, or two loads of
+   one, never share them.
+2. `sys.path` is afterwards what it was before.
+3. Nothing is written into the bundle.
+"""
+
+import importlib.util
+import itertools
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hloserve.bundle.layout import FOREIGN_HOOK_FILE, HOOK_FILE
+from hloserve.core.errors import HookProblem
+from hloserve.hooks.registration import Hook, Registrations, collect_registrations
+
+__all__ = ["Hooks", "author_line", "load_hooks", "load_meta_hook"]
+
+_serial = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The hooks of one load of a bundle.
+
+    Attributes:
+        preprocess: client inputs to executable inputs; None passes them through.
+        postprocess: executable outputs to client outputs; None passes them through.
+        module: name of the module in `sys.modules`; `close` takes it out.
+    """
+
+    preprocess: Hook | None
+    postprocess: Hook | None
+    module: str
+
+    def close(self) -> None:
+        """Let go of the module. Hooks that still run go on."""
+        _forget(self.module)
+
+
+def load_hooks(bundle: Path, name: str) -> Hooks | None:
+    """Run the hook file of a regular bundle.
+
+    Returns:
+        None when the bundle has no hook file.
+
+    Raises:
+        HookProblem: it fails to run, or does not register exactly one model.
+    """
+    if not _has_hook_file(bundle):
+        return None
+    module, registered = _run_hook_file(bundle, name)
+    if len(registered.models) == 1 and not registered.metas:
+        (only,) = registered.models
+        return Hooks(only.preprocess, only.postprocess, module)
+    _forget(module)
+    raise HookProblem(name, _wrong_registration("register_model", "model", registered))
+
+
+def load_meta_hook(bundle: Path, name: str) -> Callable[..., Any]:
+    """Run the hook file of a meta bundle.
+
+    Raises:
+        HookProblem: there is none, it fails to run, or does not register exactly one meta model.
+    """
+    if not _has_hook_file(bundle):
+        raise HookProblem(name, f"{HOOK_FILE} is missing; a meta model is its run function")
+    module, registered = _run_hook_file(bundle, name)
+    if len(registered.metas) == 1 and not registered.models:
+        return registered.metas[0].run
+    _forget(module)
+    raise HookProblem(name, _wrong_registration("register_meta_model", "meta", registered))
+
+
+def author_line(bundle: Path, error: BaseException) -> str:
+    """Where in the bundle's own files an error came up: ``model.py:12``; empty when nowhere."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).parent == bundle:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    root = str(bundle) + "/"
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(root):
+            place = f"{frame.filename.removeprefix(root)}:{frame.lineno}"
+    return place
+
+
+def _has_hook_file(bundle: Path) -> bool:
+    if (bundle / HOOK_FILE).is_file():
+        return True
+    if (bundle / FOREIGN_HOOK_FILE).is_file():
+        raise HookProblem(
+            bundle.name,
+            f"{FOREIGN_HOOK_FILE} holds Julia hooks, which this server cannot run; port them to"
+            f" {HOOK_FILE} (register_model(preprocess=..., postprocess=...)) beside it",
+        )
+    return False
+
+
+def _run_hook_file(bundle: Path, name: str) -> tuple[str, Registrations]:
+    bundle = bundle.resolve()
+    module = f"hloserve_bundle_{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{next(_serial)}"
+    try:
+        with _quiet_imports(), collect_registrations() as registered:
+            _execute(bundle / HOOK_FILE, module)
+    except HookProblem:
+        _forget(module)
+        raise
+    except (Exception, SystemExit) as error:  # author's code may raise anything
+        _forget(module)
+        place = author_line(bundle, error) or HOOK_FILE
+        hint = _import_hint(bundle, error)
+        raise HookProblem(
+            name, f"{place}: the hook file failed: {type(error).__name__}: {error}{hint}"
+        ) from error
+    return module, registered
+
+
+def _execute(path: Path, module: str) -> None:
+    spec = importlib.util.spec_from_file_location(
+        module, path, submodule_search_locations=[str(path.parent)]
+    )
+    assert spec is not None, "a .py file always has a loader"
+    instance: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[module] = instance
+    # Compiled here, not by the import system: that would leave a __pycache__ in the bundle, and
+    # would read a stale one after a reload within the same second.
+    code = compile(path.read_bytes(), str(path), "exec")
+    exec(code, instance.__dict__)  # the bundle's author is trusted as the operator is
+
+
+@contextmanager
+def _quiet_imports() -> Iterator[None]:
+    path, silent = list(sys.path), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        sys.dont_write_bytecode = silent
+
+
+def _forget(module: str) -> None:
+    for name in [name for name in sys.modules if name == module or name.startswith(module + ".")]:
+        sys.modules.pop(name, None)
+
+
+def _wrong_registration(wanted: str, kind: str, registered: Registrations) -> str:
+    got = []
+    if registered.models:
+        got.append(f"register_model {len(registered.models)} times")
+    if registered.metas:
+        got.append(f"register_meta_model {len(registered.metas)} times")
+    return (
+        f"{HOOK_FILE} must call {wanted} exactly once, because the manifest says kind: {kind};"
+        f" it called {' and '.join(got) or 'neither register_model nor register_meta_model'}"
+    )
+
+
+def _import_hint(bundle: Path, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        first = error.name.partition(".")[0]
+        if (bundle / f"{first}.py").is_file() or (bundle / first).is_dir():
+            return f"; it lies in the bundle: write `from . import {first}`"
+        return "; install it in the server's environment"
+    return ""

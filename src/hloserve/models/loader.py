@@ -1,0 +1,267 @@
+"""From a bundle directory to a model that serves.
+
+What lives here: the order of a load, and giving everything back when it fails. What does not: each
+step (`hloserve.bundle`, `hloserve.models.program_plan`, `hloserve.models.hook_file`) and where the
+model goes (`hloserve.models.registry`). Runs on a loader thread.
+
+Rules.
+1. Everything that can be checked is checked before anything is compiled, and all findings are
+   reported at once.
+2. A load that fails leaves nothing behind: no device memory, no module, no file handle.
+3. Nothing here touches other models.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from hloserve.bundle.layout import weights_path
+from hloserve.bundle.manifest import Manifest, load_manifest
+from hloserve.bundle.weights import WeightsFile
+from hloserve.core.errors import (
+    BackendFailed,
+    BundleProblem,
+    HloserveError,
+    HookProblem,
+    NotImplementedYet,
+    ProgramProblem,
+    WeightsProblem,
+)
+from hloserve.core.tensors import TensorSpec
+from hloserve.engine.arena import HostArena, load_weights
+from hloserve.engine.backend import Backend, Buffer, Executable
+from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.signature import TensorType
+from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook
+from hloserve.models.model import Model, metadata_of
+from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs
+from hloserve.models.progress import NoProgress, Progress
+
+__all__ = ["load_model", "reason_of"]
+
+T = TypeVar("T")
+
+
+def load_model(
+    bundle: str | Path,
+    backend: Backend,
+    *,
+    max_batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Read, check, compile and warm up one bundle.
+
+    Args:
+        bundle: its directory; the basename is the model's name.
+        backend: the device.
+        max_batch_size: the operator's cap on coalesced rows; None for none.
+        progress: hears what is going on, also of a failure.
+
+    Raises:
+        ManifestProblem, WeightsProblem, ProgramProblem, HookProblem: the bundle is wrong; when
+            several parts are, `BundleProblem` with all findings.
+        NotImplementedYet: it is a meta model.
+        DeviceMemoryFull, BackendFailed: the device cannot hold or run it.
+
+    Threading: any thread, several bundles at once.
+    """
+    bundle = Path(bundle)
+    hears = progress or NoProgress()
+    name = bundle.resolve().name
+    hears.bundle_started(name)
+    started = time.monotonic()
+    try:
+        model = _load(bundle, backend, max_batch_size, hears)
+    except HloserveError as error:
+        hears.bundle_failed(name, reason_of(error))
+        raise
+    hears.bundle_ready(name, time.monotonic() - started)
+    return model
+
+
+def reason_of(error: Exception) -> str:
+    """What the repository index says of a load that failed: the findings, without the path."""
+    return "; ".join(error.findings) if isinstance(error, BundleProblem) else str(error)
+
+
+def _load(bundle: Path, backend: Backend, max_batch_size: int | None, hears: Progress) -> Model:
+    manifest = load_manifest(bundle)
+    if manifest.is_meta:
+        load_meta_hook(bundle, manifest.name)
+        raise NotImplementedYet("serving meta models (kind: meta)")
+    with ExitStack() as held:
+        weights, planned, hooks = _read_parts(bundle, manifest, backend, held)
+        outputs, warnings = all_outputs(manifest, planned)
+        warnings = [*manifest.warnings, *weights.warnings, *warnings]
+        for warning in warnings:
+            hears.bundle_warning(manifest.name, warning)
+        hears.programs_found(manifest.name, len(planned))
+        executables = _compile(manifest.name, planned, backend, hears)
+        arena = HostArena(HostArena.needed_bytes(w.nbytes for w in weights.arguments))
+        buffers = backend.to_device(load_weights(weights, arena))
+        held.callback(backend.free, buffers)
+        _warm_up(
+            manifest.name, executables, len(manifest.executable_inputs), buffers, backend, hears
+        )
+        device = DeviceModel(
+            manifest.name,
+            manifest.executable_inputs,
+            outputs,
+            executables,
+            buffers,
+            max_batch_size,
+        )
+        weights.close()
+        held.pop_all()  # the model owns them now
+    return _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
+
+
+def _assemble(
+    bundle: Path,
+    manifest: Manifest,
+    device: DeviceModel,
+    hooks: Hooks | None,
+    arena: HostArena,
+    platform: str,
+    warnings: tuple[str, ...],
+) -> Model:
+    client_outputs = device.outputs if manifest.client_outputs is None else manifest.client_outputs
+    return Model(
+        name=manifest.name,
+        bundle=bundle,
+        manifest=manifest,
+        inputs=manifest.inputs,
+        outputs=client_outputs,
+        hooks=hooks,
+        device=device,
+        metadata=metadata_of(manifest.name, platform, manifest.inputs, client_outputs),
+        arena=arena,
+        warnings=warnings,
+    )
+
+
+def _read_parts(
+    bundle: Path, manifest: Manifest, backend: Backend, held: ExitStack
+) -> tuple[WeightsFile, list[PlannedProgram], Hooks | None]:
+    """Open weights, programs and hooks, and raise once with all that is wrong with them."""
+    problems: list[BundleProblem] = []
+    weights = _attempt(lambda: WeightsFile.open(weights_path(bundle, manifest)), problems)
+    if weights is not None:
+        held.callback(weights.close)
+    findings: list[str] = []
+    arguments = None if weights is None else weights.arguments
+    planned = plan_programs(bundle, manifest, arguments, backend, findings)
+    if findings:
+        problems.append(ProgramProblem(bundle, findings))
+    hooks = _attempt(lambda: load_hooks(bundle, manifest.name), problems)
+    if hooks is not None:
+        held.callback(hooks.close)
+    missing = _missing_hooks(manifest, hooks)
+    if missing and not any(isinstance(problem, HookProblem) for problem in problems):
+        problems.append(HookProblem(bundle, missing))
+    if problems or weights is None:
+        raise _merged(bundle, problems)
+    return weights, planned, hooks
+
+
+def _attempt(step: Callable[[], T], problems: list[BundleProblem]) -> T | None:
+    try:
+        return step()
+    except WeightsProblem as problem:
+        name = Path(problem.bundle).name
+        problems.append(WeightsProblem(problem.bundle, [f"{name}: {f}" for f in problem.findings]))
+    except BundleProblem as problem:
+        problems.append(problem)
+    return None
+
+
+def _merged(bundle: Path, problems: Sequence[BundleProblem]) -> BundleProblem:
+    kinds = {type(problem) for problem in problems}
+    kind = kinds.pop() if len(kinds) == 1 else BundleProblem
+    merged = kind(bundle, [finding for problem in problems for finding in problem.findings])
+    merged.__cause__ = problems[0].__cause__ or problems[0]
+    return merged
+
+
+def _missing_hooks(manifest: Manifest, hooks: Hooks | None) -> list[str]:
+    """Client specs that differ from the program's need a hook that bridges the difference."""
+    sides = (
+        ("client_inputs", "preprocess", manifest.client_inputs, manifest.executable_inputs),
+        ("client_outputs", "postprocess", manifest.client_outputs, manifest.executable_outputs),
+    )
+    return [
+        f"{section} differ from the program's, but model.py registers no {role}; register one, or"
+        f" remove {section}"
+        for section, role, client, executable in sides
+        if client is not None
+        and _plain(client) != _plain(executable)
+        and (hooks is None or getattr(hooks, role) is None)
+    ]
+
+
+def _plain(specs: Sequence[TensorSpec]) -> dict[str, object]:
+    return {spec.name: (spec.dtype, spec.shape) for spec in specs}
+
+
+def _compile(
+    name: str, planned: Sequence[PlannedProgram], backend: Backend, hears: Progress
+) -> dict[VariantKey, dict[int, Executable]]:
+    """Compile every program; all failures at once."""
+    executables: dict[VariantKey, dict[int, Executable]] = {}
+    findings, cause = [], None
+    for plan in planned:
+        started = time.monotonic()
+        try:
+            executable = backend.compile(plan.program, name)
+        except BackendFailed as error:
+            findings.append(f"{plan.name}: XLA cannot compile it: {error.reason}")
+            cause = error
+            continue
+        executables.setdefault(plan.variant, {})[plan.size] = executable
+        hears.program_compiled(name, plan.name, time.monotonic() - started)
+    if findings:
+        raise ProgramProblem(name, findings) from cause
+    return executables
+
+
+def _warm_up(
+    name: str,
+    executables: dict[VariantKey, dict[int, Executable]],
+    inputs: int,
+    weights: Sequence[Buffer],
+    backend: Backend,
+    hears: Progress,
+) -> None:
+    """Run every program twice on zeros, so that no request pays for lazy initialisation.
+
+    A failure is a warning only: zeros may be out of a program's domain.
+    """
+    for sizes in executables.values():
+        for size, executable in sizes.items():
+            try:
+                for _ in range(2):
+                    _run_on_zeros(
+                        executable, executable.signature.inputs[:inputs], weights, backend
+                    )
+            except HloserveError as error:
+                hears.bundle_warning(name, f"warm-up at batch size {size} failed: {error}")
+
+
+def _run_on_zeros(
+    executable: Executable,
+    inputs: Sequence[TensorType],
+    weights: Sequence[Buffer],
+    backend: Backend,
+) -> None:
+    zeros = [np.zeros([extent or 0 for extent in kind.shape], kind.dtype.numpy) for kind in inputs]
+    arguments = backend.to_device(zeros)
+    results: Sequence[Buffer] = ()
+    try:
+        results = backend.execute(executable, [*arguments, *weights])
+        backend.to_host(results)
+    finally:
+        backend.free([*arguments, *results])

@@ -1,0 +1,115 @@
+"""A model that serves: what clients see, the hooks around it, and its part on the device.
+
+What lives here: `Model` and the two steps around an execution. What does not: the making of one
+(`hloserve.models.loader`) and its programs (`hloserve.engine.device_model`). Immutable once built;
+the loop thread reads it, hook threads call `preprocess` and `postprocess`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hloserve.bundle.manifest import Manifest
+from hloserve.core.requests import ModelMetadata, TensorMetadata
+from hloserve.core.tensors import Array, Tensors, TensorSpec
+from hloserve.engine.arena import HostArena
+from hloserve.engine.backend import Backend
+from hloserve.engine.device_model import DeviceModel
+from hloserve.models.hook_file import Hooks
+from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
+
+__all__ = ["Model", "metadata_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """One loaded bundle.
+
+    Attributes:
+        name: served name.
+        bundle: its directory.
+        manifest: what it declares.
+        inputs: what clients send.
+        outputs: what clients get.
+        hooks: None when the bundle has no hook file.
+        device: programs and weights.
+        metadata: V2 metadata, made once.
+        arena: host memory of the weights; on CPU the device's buffers lie in it.
+        warnings: what was ignored at load, one sentence each.
+    """
+
+    name: str
+    bundle: Path
+    manifest: Manifest
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    hooks: Hooks | None
+    device: DeviceModel
+    metadata: ModelMetadata
+    arena: HostArena = field(repr=False)
+    warnings: tuple[str, ...] = ()
+
+    def preprocess(self, inputs: Tensors) -> list[Array]:
+        """Make executable inputs of client inputs; the hook gets writable copies.
+
+        Returns:
+            One C-contiguous array per executable input, in order, checked.
+
+        Raises:
+            InvalidInput: the hook refused the input.
+            HookFailed: the hook raised, or returned something that does not fit.
+
+        Threading: hook threads.
+        """
+        specs = self.device.inputs
+        if self.hooks is None or self.hooks.preprocess is None:
+            return [inputs[spec.name] for spec in specs]
+        given = hook_tensors(inputs.keys(), inputs.values())
+        result = call_hook(self.name, "preprocess", self.bundle, self.hooks.preprocess, given)
+        prepared = check_tensors(self.name, "preprocess", specs, result)
+        check_rows(self.name, "preprocess", specs, prepared)
+        return prepared
+
+    def postprocess(self, outputs: list[Array]) -> Tensors:
+        """Make client outputs of the executable outputs of one request; likewise.
+
+        Args:
+            outputs: in executable order; may be views of device memory.
+
+        Raises:
+            InvalidInput: the hook refused what came of the input.
+            HookFailed: the hook raised, or returned something that does not fit.
+
+        Threading: hook threads.
+        """
+        names = [spec.name for spec in self.device.outputs]
+        if self.hooks is None or self.hooks.postprocess is None:
+            return dict(zip(names, outputs, strict=True))
+        given = hook_tensors(names, outputs)
+        result = call_hook(self.name, "postprocess", self.bundle, self.hooks.postprocess, given)
+        arrays = check_tensors(self.name, "postprocess", self.outputs, result)
+        return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
+
+    def free(self, backend: Backend) -> None:
+        """Give device memory and the hook module back. The model must be idle. Idempotent.
+
+        Threading: dispatch thread, or any thread once nothing is dispatched.
+        """
+        weights = list(self.device.weights)
+        self.device.weights.clear()
+        backend.free(weights)
+        if self.hooks is not None:
+            self.hooks.close()
+
+
+def metadata_of(
+    name: str, platform: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> ModelMetadata:
+    """What V2 metadata says of a model."""
+    return ModelMetadata(name, (), platform, _metadata(inputs), _metadata(outputs))
+
+
+def _metadata(specs: tuple[TensorSpec, ...]) -> tuple[TensorMetadata, ...]:
+    return tuple(
+        TensorMetadata(spec.name, spec.dtype.kserve or spec.dtype.token, spec.wire_shape)
+        for spec in specs
+    )
