@@ -1,0 +1,58 @@
+"""BERT in NumPy and float64, written from the paper: an oracle for the MiniLM example.
+
+Slow, obvious, one sentence at a time, without padding or masks; it shares nothing with the JAX
+version but the weights.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["embed_sentence"]
+
+HEADS = 12
+EPSILON = 1e-12
+
+erf = np.vectorize(math.erf)
+
+
+def embed_sentence(tokens: Sequence[int], weights: Mapping[str, Any]) -> Any:
+    """The unit-length mean of the last layer's token vectors, (384,) float64."""
+    w = {name: np.asarray(value, np.float64) for name, value in weights.items()}
+    x = (
+        w["embeddings.word_embeddings.weight"][list(tokens)]
+        + w["embeddings.position_embeddings.weight"][: len(tokens)]
+        + w["embeddings.token_type_embeddings.weight"][0]
+    )
+    x = layer_norm(x, w, "embeddings.LayerNorm")
+    for layer in range(6):
+        at = f"encoder.layer.{layer}."
+        x = layer_norm(x + attention(x, w, at), w, at + "attention.output.LayerNorm")
+        inner = dense(x, w, at + "intermediate.dense")
+        inner = inner * 0.5 * (1 + erf(inner / math.sqrt(2)))
+        x = layer_norm(x + dense(inner, w, at + "output.dense"), w, at + "output.LayerNorm")
+    mean = x.mean(axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def attention(x: Any, w: Mapping[str, Any], at: str) -> Any:
+    """Each head attends on its own slice of the width."""
+    query, key, value = (dense(x, w, f"{at}attention.self.{r}") for r in ("query", "key", "value"))
+    heads = []
+    for q, k, v in zip(*(np.split(a, HEADS, axis=1) for a in (query, key, value)), strict=True):
+        scores = np.exp(q @ k.T / math.sqrt(q.shape[1]))
+        heads.append(scores / scores.sum(axis=1, keepdims=True) @ v)
+    return dense(np.concatenate(heads, axis=1), w, f"{at}attention.output.dense")
+
+
+def dense(x: Any, w: Mapping[str, Any], name: str) -> Any:
+    """An affine map, the weight stored (out, in) as torch does."""
+    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+
+def layer_norm(x: Any, w: Mapping[str, Any], name: str) -> Any:
+    """Zero mean and unit variance per token, then scaled and shifted."""
+    scaled = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + EPSILON)
+    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
