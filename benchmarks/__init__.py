@@ -1,0 +1,1 @@
+"""Benchmarks: load against real servers, and the loops they are compared with."""

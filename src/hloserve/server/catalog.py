@@ -1,0 +1,62 @@
+"""What the server says about itself and its models, for every transport.
+
+What lives here: live, ready, metadata, index, as values of `core.requests`. What does not: how a
+transport encodes them, and how models come and go (`models.registry`). Loop thread only.
+"""
+
+from hloserve import __version__
+from hloserve.core.errors import ModelNotFound
+from hloserve.core.requests import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
+from hloserve.models.registry import Registry
+from hloserve.server.inference import check_version
+
+__all__ = ["EXTENSIONS", "Catalog"]
+
+EXTENSIONS = ("binary_tensor_data", "parameters")
+"""Extensions of the V2 protocol that this server has, by their published names."""
+
+
+class Catalog:
+    """Answers the questions of the V2 protocol that run no model."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.is_draining = False
+
+    @property
+    def is_ready(self) -> bool:
+        """True when the start-up set is decided, a model serves, and the server is not leaving."""
+        return not self.is_draining and self._registry.is_ready
+
+    def server_metadata(self) -> ServerMetadata:
+        """Name, version and extensions."""
+        return ServerMetadata("hloserve", __version__, EXTENSIONS)
+
+    def model_metadata(self, name: str, version: str) -> ModelMetadata:
+        """Describe a model.
+
+        Raises:
+            ModelNotFound, ModelNotReady: it is not there, or not yet.
+        """
+        check_version(name, version)
+        return self._registry.get(name).metadata
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """True when a request to the model would be served.
+
+        Raises:
+            ModelNotFound: nothing of that name is in the repository.
+        """
+        check_version(name, version)
+        for entry in self._registry.index():
+            if entry.name == name:
+                return entry.state is ModelState.READY and not self.is_draining
+        raise ModelNotFound(name)
+
+    def index(self, *, ready_only: bool = False) -> list[ModelIndexEntry]:
+        """List the repository, sorted by name."""
+        return [
+            entry
+            for entry in self._registry.index()
+            if not ready_only or entry.state is ModelState.READY
+        ]

@@ -1,0 +1,97 @@
+"""`inference.GRPCInferenceService`: each method is decode, call, encode.
+
+What lives here: the method table of the gRPC transport. What does not: bytes (`wire.v2_protobuf`),
+behaviour (`server.inference`, `server.catalog`) and HTTP/2 (`server.grpc_transport`). Loop thread.
+
+Source: V2 protocol, gRPC; method names and field numbers are Triton's.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import HloserveError, ModelNotFound
+from hloserve.core.requests import InferResponse
+from hloserve.server.catalog import Catalog
+from hloserve.server.grpc_transport import Handler, Rpc
+from hloserve.server.inference import InferenceService
+from hloserve.wire import v2_protobuf as codec
+
+__all__ = ["GrpcInferenceService"]
+
+_SERVICE = "/inference.GRPCInferenceService/"
+
+
+class GrpcInferenceService:
+    """Binds the V2 methods to the inference service and the catalog."""
+
+    def __init__(self, inference: InferenceService, catalog: Catalog, clock: Clock) -> None:
+        self._inference = inference
+        self._catalog = catalog
+        self._clock = clock
+
+    def methods(self) -> Mapping[str, Handler]:
+        """Handlers by full method path."""
+        answers: dict[str, Callable[[bytes], bytes]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "RepositoryIndex": self._repository_index,
+        }
+        table: dict[str, Handler] = {
+            _SERVICE + name: partial(_answer, method) for name, method in answers.items()
+        }
+        table[_SERVICE + "ModelInfer"] = self.model_infer
+        return table
+
+    def model_infer(self, rpc: Rpc) -> None:
+        """Decode, call, encode."""
+        try:
+            request = codec.decode_infer_request(rpc.message, self._clock.now_ns(), rpc.deadline_ns)
+        except HloserveError as error:
+            rpc.fail(error)
+            return
+
+        def reply(response: InferResponse | None, error: Exception | None) -> None:
+            if response is None:
+                rpc.fail(error)
+            else:
+                rpc.reply(codec.encode_infer_response(response))
+
+        rpc.on_cancel = self._inference.start(request, reply).cancel
+
+    def _server_live(self, message: bytes) -> bytes:
+        return codec.encode_server_live(is_live=True)
+
+    def _server_ready(self, message: bytes) -> bytes:
+        return codec.encode_server_ready(is_ready=self._catalog.is_ready)
+
+    def _model_ready(self, message: bytes) -> bytes:
+        name, version = codec.decode_model_ready_request(message)
+        try:
+            is_ready = self._catalog.is_model_ready(name, version)
+        except ModelNotFound:
+            is_ready = False  # the protocol answers, and does not fail, for an unknown model
+        return codec.encode_model_ready(is_ready=is_ready)
+
+    def _server_metadata(self, message: bytes) -> bytes:
+        return codec.encode_server_metadata(self._catalog.server_metadata())
+
+    def _model_metadata(self, message: bytes) -> bytes:
+        name, version = codec.decode_model_metadata_request(message)
+        return codec.encode_model_metadata(self._catalog.model_metadata(name, version))
+
+    def _repository_index(self, message: bytes) -> bytes:
+        ready_only = codec.decode_repository_index_request(message)
+        return codec.encode_repository_index(self._catalog.index(ready_only=ready_only))
+
+
+def _answer(method: Callable[[bytes], bytes], rpc: Rpc) -> None:
+    try:
+        message = method(rpc.message)
+    except HloserveError as error:
+        rpc.fail(error)
+    else:
+        rpc.reply(message)

@@ -1,0 +1,204 @@
+"""The request path: one coroutine, whatever transport the request came by.
+
+decode > **find model > check tensors > preprocess > submit** > [plan > assemble > lease weights >
+execute > slice] > **postprocess** > encode
+
+What lives here: the bold part, and what surrounds a request while it is in flight: the cap on
+concurrency, the deadline, cancellation, counting. What does not: bytes (`wire`, the services of the
+transports) and the device (`engine`). Everything runs on the loop thread; the parts in brackets run
+on the dispatch thread, hooks on hook threads, and the coroutine waits for them on tickets.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    HloserveError,
+    ModelNotFound,
+    ShuttingDown,
+    TooManyInFlight,
+)
+from hloserve.core.requests import InferRequest, InferResponse
+from hloserve.core.tensors import Array, Tensors
+from hloserve.engine.assembly import join_outputs
+from hloserve.engine.device_model import DeviceModel
+from hloserve.engine.queued_request import build_requests
+from hloserve.engine.scheduler import Scheduler
+from hloserve.models.hook_threads import HookThreads
+from hloserve.models.model import Model
+from hloserve.models.registry import Registry
+from hloserve.server.in_flight import InFlight, Reply
+from hloserve.server.metrics import UNKNOWN_MODEL, RequestMetrics
+from hloserve.server.tensor_check import (
+    check_inputs,
+    check_output_names,
+    select_outputs,
+)
+
+__all__ = ["ACCEPTED_VERSIONS", "InferenceService", "check_version"]
+
+ACCEPTED_VERSIONS = ("", "1")
+"""Bundles are not versioned. Clients of versioned repositories ask for "1"; that is the bundle."""
+
+
+def check_version(model: str, version: str) -> None:
+    """Refuse a model version that cannot exist.
+
+    Raises:
+        ModelNotFound: the version is neither empty nor "1".
+    """
+    if version not in ACCEPTED_VERSIONS:
+        raise ModelNotFound(model, version)
+
+
+class InferenceService:
+    """Serves inference requests. Loop thread only.
+
+    Args:
+        max_in_flight: requests handled at once, 0 for no cap. Counted from `start` to the reply.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        scheduler: Scheduler,
+        hook_threads: HookThreads,
+        metrics: RequestMetrics,
+        clock: Clock,
+        max_in_flight: int,
+    ) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._hook_threads = hook_threads
+        self._metrics = metrics
+        self._clock = clock
+        self.max_in_flight = max_in_flight
+        self.in_flight = 0
+        self._is_draining = False
+        self._on_idle: Callable[[], None] | None = None
+
+    def start(self, request: InferRequest, reply: Reply) -> InFlight:
+        """Begin to serve a request; `reply` is called once, now or later, unless it is cancelled.
+
+        Errors arrive through `reply` too. Cancel the returned object when the caller goes away.
+        """
+        in_flight = InFlight(request, reply, self._finished, self._clock)
+        self.in_flight += 1
+        if self._is_draining:
+            in_flight.finish(None, ShuttingDown())
+        elif self.max_in_flight and self.in_flight > self.max_in_flight:
+            self._metrics.shed += 1
+            in_flight.finish(None, TooManyInFlight(self.max_in_flight))
+        elif request.deadline_ns <= in_flight.started_ns:
+            in_flight.finish(None, DeadlineExceeded(request.model))
+        else:
+            in_flight.begin(self.infer(request))
+        return in_flight
+
+    def drain(self, on_idle: Callable[[], None]) -> None:
+        """Refuse new requests, and call `on_idle` once none is in flight."""
+        self._is_draining = True
+        self._on_idle = on_idle
+        self._check_idle()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Serve one request.
+
+        Raises:
+            ModelNotFound, ModelNotReady: nothing of that name serves here, or not yet.
+            BadRequest: a tensor does not fit; the message names it.
+            QueueFull: the model's queue is at its cap. Retryable.
+            DeadlineExceeded: the deadline passed before the device was free.
+            HookFailed, BackendFailed: the bundle or the device failed.
+
+        Threading: loop thread, driven by a `Call`; awaits tickets only.
+        """
+        model = self._registry.get(request.model)
+        check_version(request.model, request.version)
+        check_output_names(model.outputs, request.outputs)
+        check_inputs(model.inputs, request.inputs)
+        prepared = await self._prepare(model, request.inputs)
+        raw = await self._execute(model.device, prepared, request.deadline_ns)
+        outputs = await self._finish(model, raw)
+        return InferResponse(
+            request.model, select_outputs(outputs, request.outputs), request.id, request.version
+        )
+
+    async def _prepare(self, model: Model, inputs: Tensors) -> list[Array]:
+        """Make the executable inputs, in their order: by the hook, or as they came."""
+        if model.hooks is not None and model.hooks.preprocess is not None:
+            return await self._hook_threads.run(model.preprocess, inputs)
+        return [inputs[spec.name] for spec in model.device.inputs]
+
+    async def _finish(self, model: Model, raw: list[Array]) -> Tensors:
+        """Make the client-facing outputs of one request."""
+        if model.hooks is not None and model.hooks.postprocess is not None:
+            return await self._hook_threads.run(model.postprocess, raw)
+        return {spec.name: array for spec, array in zip(model.device.outputs, raw, strict=True)}
+
+    async def _execute(
+        self, device: DeviceModel, inputs: list[Array], deadline_ns: int
+    ) -> list[Array]:
+        """Run the program on all rows of one request, however many dispatches that takes."""
+        if has_no_rows(device, inputs):
+            return empty_outputs(device, inputs)
+        parts = build_requests(device, inputs, deadline_ns)
+        self._scheduler.submit(parts)
+        if len(parts) == 1:
+            return await parts[0]
+        try:
+            return join_outputs(device.outputs, [await part for part in parts])
+        finally:
+            for part in parts:
+                part.cancel()  # when one has failed, the others have no reader left
+
+    def _finished(self, in_flight: InFlight, error: Exception | None) -> None:
+        """Count a request that has its answer, or whose caller went away."""
+        status = "OK"
+        if error is not None:
+            status = error.code.value if isinstance(error, HloserveError) else "INTERNAL"
+        model = in_flight.model if self._registry.knows(in_flight.model) else UNKNOWN_MODEL
+        self._metrics.observe(model, status, self._clock.now_ns() - in_flight.started_ns)
+        self.in_flight -= 1
+        if self._on_idle is not None:
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self.in_flight == 0 and self._on_idle is not None:
+            on_idle, self._on_idle = self._on_idle, None
+            on_idle()
+
+
+def has_no_rows(device: DeviceModel, inputs: Sequence[Array]) -> bool:
+    """True when every input that carries rows carries none."""
+    extents = [
+        array.shape[spec.batch_axis]
+        for spec, array in zip(device.inputs, inputs, strict=True)
+        if spec.batch_axis is not None
+    ]
+    return bool(extents) and not any(extents)
+
+
+def empty_outputs(device: DeviceModel, inputs: Sequence[Array]) -> list[Array]:
+    """Answer a request of no rows: outputs of no rows, and no work for the device.
+
+    Raises:
+        BadRequest: an output has no batch axis, so it would have a value, which nobody computed.
+    """
+    executable = next(iter(device.executables[device.variant_of(inputs)].values()))
+    outputs = []
+    for spec, result in zip(device.outputs, executable.signature.outputs, strict=True):
+        if spec.batch_axis is None:
+            raise BadRequest(
+                f"a request of no rows cannot be answered by model {device.name!r}:"
+                f" output {spec.name!r} has no batch axis; send at least one row"
+            )
+        shape = list(result.shape)
+        shape[spec.batch_axis] = 0
+        outputs.append(np.empty([extent or 0 for extent in shape], spec.dtype.numpy))
+    return outputs

@@ -1,0 +1,134 @@
+"""The three ports of a worker: REST, gRPC, admin.
+
+What lives here: binding them, telling where they are, closing them in order. What does not: what
+they answer (`server.grpc_service`, `server.rest_service`, `server.admin`). Loop thread.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hloserve.config.schema import WorkerConfig
+from hloserve.core.clock import Clock
+from hloserve.core.errors import ConfigProblem
+from hloserve.server.grpc_transport import GrpcServer, Handler
+from hloserve.server.rest_transport import Exchange, HttpServer, HttpTimeouts
+from hloserve.wire.grpc_limits import GrpcLimits
+from hloserve.wire.http1 import HttpLimits
+
+__all__ = ["Addresses", "Listeners", "write_ports_file"]
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a worker listens: host and port of each."""
+
+    http: tuple[str, int]
+    grpc: tuple[str, int]
+    admin: tuple[str, int]
+
+    @property
+    def ports(self) -> Mapping[str, int]:
+        """The ports by name, as the ports file has them."""
+        return {"http": self.http[1], "grpc": self.grpc[1], "admin": self.admin[1]}
+
+
+class Listeners:
+    """Owns the servers of the three ports.
+
+    Args:
+        sources: who gave each setting, for the message when a port cannot be bound.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        sources: Mapping[str, str],
+        clock: Clock,
+        *,
+        grpc_methods: Mapping[str, Handler],
+        rest: Callable[[Exchange], None],
+        admin: Callable[[Exchange], None],
+    ) -> None:
+        self._config = config
+        self._sources = sources
+        limits = HttpLimits(max_body_bytes=config.http.max_body_bytes)
+        timeouts = HttpTimeouts(
+            header_timeout_s=config.http.header_timeout_s,
+            body_timeout_s=config.http.body_timeout_s,
+            idle_timeout_s=config.http.idle_timeout_s,
+        )
+        self._rest = HttpServer(rest, limits, clock, timeouts)
+        self._admin = HttpServer(admin, HttpLimits(max_body_bytes=1 << 20), clock, timeouts)
+        self._grpc = GrpcServer(
+            grpc_methods,
+            GrpcLimits(
+                max_recv_msg_bytes=config.grpc.max_recv_msg_bytes,
+                max_send_msg_bytes=config.grpc.max_send_msg_bytes,
+            ),
+            clock,
+        )
+
+    async def start(self) -> Addresses:
+        """Bind all three.
+
+        Raises:
+            ConfigProblem: a port cannot be bound; those bound before are closed again.
+        """
+        endpoints = self._config.endpoints
+        try:
+            return Addresses(
+                http=await self._bind(self._rest, "http_port", endpoints.http_port),
+                grpc=await self._bind(self._grpc, "grpc_port", endpoints.grpc_port),
+                admin=await self._bind(self._admin, "admin_port", endpoints.admin_port),
+            )
+        except ConfigProblem:
+            self.close()
+            raise
+
+    async def _bind(
+        self, server: HttpServer | GrpcServer, setting: str, port: int
+    ) -> tuple[str, int]:
+        host = self._config.endpoints.host
+        try:
+            return await server.start(host, port)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigProblem(
+                self._sources.get(f"endpoints.{setting}", "default"),
+                f"endpoints.{setting}",
+                f"cannot listen on {host} port {port}: {reason};"
+                f" choose another with --{setting.replace('_', '-')}, or 0 for any free port",
+            ) from error
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new connections, finish what is in flight, cut off what is left after `grace_s`.
+
+        The admin port stays open, so that readiness can be watched to the end.
+        """
+        await asyncio.gather(self._grpc.drain(grace_s), self._rest.drain(grace_s))
+
+    def close(self) -> None:
+        """Close everything at once. Idempotent."""
+        self._rest.close()
+        self._grpc.close()
+        self._admin.close()
+
+
+def write_ports_file(path: Path, addresses: Addresses) -> None:
+    """Write ``{"http":..., "grpc":..., "admin":...}``, so that a reader sees all of it or nothing.
+
+    Raises:
+        ConfigProblem: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        temporary.write_text(json.dumps(addresses.ports) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigProblem("--ports-file", str(path), error.strerror or str(error)) from error

@@ -1,0 +1,235 @@
+"""What a worker counts, and how Prometheus reads it.
+
+What lives here: request counters and latency histograms (written on the loop thread, a few integer
+additions per request) and the collector that turns them, the models' own statistics and the
+server's gauges into metric families when somebody scrapes. What does not: counting of dispatches
+(`engine.statistics`). Metric names are those of the original server, so dashboards carry over.
+
+Rule: a label never holds text that a client chose; requests to unknown models count as `_unknown`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
+from typing_extensions import override
+
+from hloserve.engine.device_model import DeviceModel
+from hloserve.engine.statistics import percentile
+
+__all__ = ["LATENCY_BUCKETS_S", "UNKNOWN_MODEL", "Exposition", "RequestMetrics", "WorkerView"]
+
+LATENCY_BUCKETS_S: tuple[float, ...] = tuple(0.001 * 2**k for k in range(14))
+"""Upper bounds of the latency histogram, 1 ms to 8.2 s; +Inf follows."""
+
+UNKNOWN_MODEL = "_unknown"
+
+
+@dataclass(slots=True)
+class _ModelRequests:
+    by_status: dict[str, int] = field(default_factory=dict)
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
+    latency_sum_s: float = 0.0
+
+
+class RequestMetrics:
+    """Counts finished inference requests per model. Loop thread only."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _ModelRequests] = {}
+        self.shed = 0
+        """Requests refused because too many were in flight."""
+
+    def observe(self, model: str, status: str, elapsed_ns: int) -> None:
+        """Count one finished request.
+
+        Args:
+            model: a served model's name, or `UNKNOWN_MODEL`.
+            status: gRPC's name of the outcome, ``OK`` for success.
+            elapsed_ns: from arrival to answer.
+        """
+        counts = self._models.get(model)
+        if counts is None:
+            counts = self._models[model] = _ModelRequests()
+        counts.by_status[status] = counts.by_status.get(status, 0) + 1
+        elapsed_s = elapsed_ns * 1e-9
+        counts.latency_counts[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
+        counts.latency_sum_s += elapsed_s
+
+    def families(self) -> Iterator[Metric]:
+        """Yield the request counters and histograms."""
+        requests = CounterMetricFamily(
+            "worker_requests", "Inference requests answered.", labels=["model", "status"]
+        )
+        latency = HistogramMetricFamily(
+            "worker_request_latency_seconds",
+            "Time from the arrival of an inference request to its answer.",
+            labels=["model"],
+        )
+        for name, counts in sorted(self._models.items()):
+            for status, count in sorted(counts.by_status.items()):
+                requests.add_metric([name, status], count)
+            latency.add_metric([name], _cumulative(counts.latency_counts), counts.latency_sum_s)
+        yield requests
+        yield latency
+        yield _counter("worker_requests_shed", "Requests refused at the in-flight cap.", self.shed)
+
+
+def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
+    buckets, total = [], 0
+    for bound, count in zip([*map(repr, LATENCY_BUCKETS_S), "+Inf"], counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets
+
+
+class WorkerView(Protocol):
+    """What the collector reads of a worker at scrape time."""
+
+    @property
+    def request_metrics(self) -> RequestMetrics:
+        """The counters of finished requests."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Inference requests being handled."""
+        ...
+
+    @property
+    def max_in_flight(self) -> int:
+        """The cap on `in_flight`; 0 means none."""
+        ...
+
+    @property
+    def info(self) -> Mapping[str, str]:
+        """Labels of `worker_info`."""
+        ...
+
+    def loaded_models(self) -> Mapping[str, tuple[DeviceModel, int]]:
+        """Served models by name, with the depth of their queues."""
+        ...
+
+    def failed_models(self) -> Mapping[str, str]:
+        """Models that could not be loaded, with the reason."""
+        ...
+
+
+class _WorkerCollector(Collector):
+    def __init__(self, worker: WorkerView) -> None:
+        self._worker = worker
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        worker = self._worker
+        models = worker.loaded_models()
+        yield from worker.request_metrics.families()
+        yield from _model_counters(models)
+        yield from _model_gauges(models)
+        yield _gauge("worker_models_loaded", "Models that serve.", len(models))
+        yield _gauge(
+            "worker_models_failed", "Models whose load failed.", len(worker.failed_models())
+        )
+        yield _gauge(
+            "worker_inflight_requests", "Inference requests being handled.", worker.in_flight
+        )
+        yield _gauge(
+            "worker_max_concurrent_requests",
+            "Cap on inference requests in flight; 0 means none.",
+            worker.max_in_flight,
+        )
+        yield InfoMetricFamily("worker", "What this worker is.", value=dict(worker.info))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _model_counters(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[Metric]:
+    dispatches = CounterMetricFamily("worker_dispatch", "Executions.", labels=["model"])
+    compute = CounterMetricFamily(
+        "worker_compute_seconds", "Time spent in executions.", labels=["model"]
+    )
+    requests = CounterMetricFamily(
+        "worker_requests_served", "Requests whose rows were executed.", labels=["model"]
+    )
+    rows = CounterMetricFamily("worker_rows_served", "Rows executed.", labels=["model"])
+    padded = CounterMetricFamily(
+        "worker_padded_rows",
+        "Rows of the compiled programs that ran; less the rows served, it is padding.",
+        labels=["model"],
+    )
+    batches = CounterMetricFamily(
+        "worker_batch_size", "Executions by compiled batch size.", labels=["model", "size"]
+    )
+    expired = CounterMetricFamily(
+        "worker_requests_expired", "Requests whose deadline passed in the queue.", labels=["model"]
+    )
+    for name, (device, _) in sorted(models.items()):
+        statistics = device.statistics
+        dispatches.add_metric([name], statistics.dispatch_count)
+        compute.add_metric([name], statistics.compute_ns * 1e-9)
+        requests.add_metric([name], statistics.requests_served)
+        rows.add_metric([name], statistics.rows_served)
+        padded.add_metric([name], statistics.padded_rows)
+        expired.add_metric([name], statistics.shed_count)
+        for size, count in sorted(statistics.batch_sizes.copy().items()):
+            batches.add_metric([name, str(size)], count)
+    yield from (dispatches, compute, requests, rows, padded, batches, expired)
+
+
+def _model_gauges(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[Metric]:
+    depth = GaugeMetricFamily("worker_queue_depth", "Requests queued.", labels=["model"])
+    wait = GaugeMetricFamily(
+        "worker_queue_wait_seconds",
+        "Wait from queueing to dispatch, over the last 1,024 requests.",
+        labels=["model", "quantile"],
+    )
+    resident = GaugeMetricFamily(
+        "worker_model_resident", "1 when the weights are on the device.", labels=["model"]
+    )
+    weights = GaugeMetricFamily(
+        "worker_model_weight_bytes", "Size of the weights.", labels=["model"]
+    )
+    largest = GaugeMetricFamily(
+        "worker_model_max_batch_size", "Largest batch; 0 for unbatched.", labels=["model"]
+    )
+    for name, (device, queued) in sorted(models.items()):
+        depth.add_metric([name], queued)
+        waits_ns = device.statistics.waits_ns()
+        for quantile in (0.5, 0.99):
+            wait.add_metric([name, str(quantile)], percentile(waits_ns, quantile) * 1e-9)
+        resident.add_metric([name], 1)
+        weights.add_metric([name], device.weights_bytes)
+        largest.add_metric([name], device.effective_max_batch_size)
+    yield from (depth, wait, resident, weights, largest)
+
+
+class Exposition:
+    """Renders Prometheus text of a worker. Loop thread."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, worker: WorkerView) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_WorkerCollector(worker))
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        """One scrape."""
+        return generate_latest(self._registry)

@@ -1,0 +1,299 @@
+"""One worker process, from its start to its end.
+
+What lives here: the objects of a worker, wired once, and the order of their lives: listen, load,
+serve, drain, end. What does not: loading a bundle (`models.loader`), the start-up set
+(`server.startup`), what is answered (`server.inference`). `serve` is called by the commands.
+
+Rules.
+1. The ports are up before anything is compiled: live at once, ready when the start-up set is known.
+2. The first SIGTERM or SIGINT drains: not ready, no new connections, everything in flight answered
+   until `drain_timeout_s`. The second ends the process at once.
+3. The exit status is 0 after a drain, 1 when the worker could not do its work.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from hloserve import __version__
+from hloserve.config.loading import LoadedConfig
+from hloserve.config.resolving import resolve_hook_threads, resolve_log_format
+from hloserve.config.schema import WorkerConfig
+from hloserve.core.clock import SystemClock
+from hloserve.core.logging import configure, log_event
+from hloserve.core.requests import ModelState
+from hloserve.engine.backend import Backend
+from hloserve.engine.device_model import DeviceModel
+from hloserve.engine.discipline import Fifo
+from hloserve.engine.dispatcher import Dispatcher
+from hloserve.engine.scheduler import Scheduler
+from hloserve.models.hook_threads import HookThreads
+from hloserve.models.model import Model
+from hloserve.models.registry import Registry
+from hloserve.server.admin import AdminService
+from hloserve.server.catalog import Catalog
+from hloserve.server.grpc_service import GrpcInferenceService
+from hloserve.server.inference import InferenceService
+from hloserve.server.listeners import Addresses, Listeners, write_ports_file
+from hloserve.server.metrics import Exposition, RequestMetrics
+from hloserve.server.progress import build_progress
+from hloserve.server.rest_service import RestInferenceService
+from hloserve.server.startup import BackendFactory, Startup, open_backend
+
+__all__ = ["Worker", "serve"]
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    loaded: LoadedConfig,
+    *,
+    ports_file: Path | None = None,
+    show_progress: bool | None = None,
+    on_ready: Callable[[Addresses], None] | None = None,
+    open_device: BackendFactory = open_backend,
+    pages: Mapping[str, Path] | None = None,
+) -> int:
+    """Run a worker until it is told to stop.
+
+    Args:
+        loaded: checked settings with their sources.
+        ports_file: written once all ports listen.
+        show_progress: draw loading on standard error; None for when it is a terminal.
+        on_ready: called on the loop thread when the start-up set is decided and a model serves.
+        open_device: makes the backend; tests hand in a fake one.
+        pages: static HTML pages of the REST port, by path.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ConfigProblem: a port cannot be bound, or the ports file cannot be written.
+
+    Threading: the main thread, because it takes signals.
+    """
+    is_terminal = sys.stderr.isatty()
+    configure(
+        resolve_log_format(loaded.config.logging, is_terminal=is_terminal).value,
+        loaded.config.logging.level,
+    )
+    progress = is_terminal if show_progress is None else show_progress
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(_run(loaded, ports_file, progress, on_ready, open_device, pages or {}))
+    return status
+
+
+async def _run(
+    loaded: LoadedConfig,
+    ports_file: Path | None,
+    show_progress: bool,
+    on_ready: Callable[[Addresses], None] | None,
+    open_device: BackendFactory,
+    pages: Mapping[str, Path],
+) -> int:
+    worker = Worker(loaded, pages)
+    stop = worker.stop_on_signals()
+    addresses = await worker.listen(ports_file)
+    worker.load(
+        open_device, show_progress, partial(on_ready, addresses) if on_ready else _do_nothing
+    )
+    await stop.wait()
+    return await worker.drain()
+
+
+def _do_nothing() -> None:
+    """Stands for a caller that does not want to know."""
+
+
+class Worker:
+    """The objects of one worker process. Loop thread only.
+
+    Args:
+        loaded: checked settings.
+        pages: static HTML pages of the REST port, by path.
+    """
+
+    def __init__(self, loaded: LoadedConfig, pages: Mapping[str, Path]) -> None:
+        self.config: WorkerConfig = loaded.config
+        self._sources = loaded.sources
+        self._clock = SystemClock()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._status = 0
+        post = self._loop.call_soon_threadsafe
+        cpus = len(os.sched_getaffinity(0))
+        self.registry = Registry()
+        self.request_metrics = RequestMetrics()
+        self._scheduler = Scheduler(self._clock, Fifo(), self.config.scheduler.max_queue_depth)
+        self._hook_threads = HookThreads(
+            resolve_hook_threads(self.config.hooks, cpus=cpus).value, post
+        )
+        self._inference = InferenceService(
+            registry=self.registry,
+            scheduler=self._scheduler,
+            hook_threads=self._hook_threads,
+            metrics=self.request_metrics,
+            clock=self._clock,
+            max_in_flight=self.config.endpoints.max_concurrent_requests,
+        )
+        self._catalog = Catalog(self.registry)
+        self._listeners = Listeners(
+            self.config,
+            self._sources,
+            self._clock,
+            grpc_methods=GrpcInferenceService(
+                self._inference, self._catalog, self._clock
+            ).methods(),
+            rest=RestInferenceService(self._inference, self._catalog, self._clock, pages),
+            admin=AdminService(self._catalog, Exposition(self)),
+        )
+        self._dispatcher: Dispatcher | None = None
+        self._startup: Startup | None = None
+
+    def stop_on_signals(self) -> asyncio.Event:
+        """Take SIGTERM and SIGINT; the event is set by the first of them."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        return self._stop
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            log_event(log, "stopped_at_once", level=logging.WARNING, signal=number.name)
+            os._exit(128 + number)
+        log_event(log, "draining", signal=number.name, in_flight=self._inference.in_flight)
+        self._stop.set()
+
+    async def listen(self, ports_file: Path | None) -> Addresses:
+        """Bind the ports and tell where they are.
+
+        Raises:
+            ConfigProblem: a port cannot be bound, or the ports file cannot be written.
+        """
+        addresses = await self._listeners.start()
+        if ports_file is not None:
+            write_ports_file(ports_file, addresses)
+        log_event(
+            log,
+            "listening",
+            version=__version__,
+            rest="http://{}:{}".format(*addresses.http),
+            grpc="{}:{}".format(*addresses.grpc),
+            admin="http://{}:{}".format(*addresses.admin),
+        )
+        return addresses
+
+    def load(
+        self, open_device: BackendFactory, show_progress: bool, on_ready: Callable[[], None]
+    ) -> None:
+        """Begin to load the start-up set on a thread of its own."""
+        self._startup = Startup(
+            self.config,
+            post=self._loop.call_soon_threadsafe,
+            open_device=open_device,
+            progress=build_progress(is_shown=show_progress),
+            events=self,
+        )
+        self._on_ready = on_ready
+        self._startup.start()
+
+    # What the start-up thread reports, on the loop thread.
+
+    def device_opened(self, backend: Backend) -> None:
+        """The device is there: start the thread that will own it."""
+        log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
+        self._dispatcher = Dispatcher(
+            backend, self._scheduler, self._clock, self._loop.call_soon_threadsafe
+        )
+        self._dispatcher.start()
+
+    def model_found(self, name: str) -> None:
+        """A bundle of the start-up set."""
+        self.registry.set_loading(name)
+
+    def model_loaded(self, model: Model) -> None:
+        """A model that may serve from now on."""
+        self._scheduler.add(model.device)
+        self.registry.set_ready(model)
+
+    def model_failed(self, name: str, reason: str) -> None:
+        """A bundle that cannot be served; the others can."""
+        self.registry.set_failed(name, reason)
+
+    def startup_done(self, loaded: int, failed: int) -> None:
+        """The start-up set is decided."""
+        log_event(log, "startup_done", models_loaded=loaded, models_failed=failed)
+        if failed and self.config.strict_startup:
+            log_event(log, "strict_startup", level=logging.ERROR, models_failed=failed)
+            self._end(1)
+        elif self._catalog.is_ready:
+            self._on_ready()
+
+    def startup_failed(self, error: Exception) -> None:
+        """Nothing can be served: no device, or no repository."""
+        log_event(log, "startup_failed", level=logging.ERROR, reason=str(error))
+        self._end(1)
+
+    def _end(self, status: int) -> None:
+        self._status = status
+        self._stop.set()
+
+    async def drain(self) -> int:
+        """Finish what is in flight and close everything; returns the exit status."""
+        self._catalog.is_draining = True
+        await self._listeners.drain(self.config.drain_timeout_s)
+        self._scheduler.stop()
+        if self._dispatcher is not None:
+            await asyncio.to_thread(self._dispatcher.join, self.config.drain_timeout_s)
+        self._hook_threads.close()
+        self._listeners.close()
+        log_event(log, "stopped", status=self._status)
+        if self._startup is not None and self._startup.is_running:
+            # A compilation cannot be interrupted, and must not be torn down under its feet.
+            sys.stdout.flush()
+            logging.shutdown()
+            os._exit(self._status)
+        return self._status
+
+    # What `/metrics` reads.
+
+    @property
+    def in_flight(self) -> int:
+        """Inference requests being handled."""
+        return self._inference.in_flight
+
+    @property
+    def max_in_flight(self) -> int:
+        """The cap on them; 0 means none."""
+        return self._inference.max_in_flight
+
+    @property
+    def info(self) -> Mapping[str, str]:
+        """Labels of `worker_info`."""
+        return {
+            "version": __version__,
+            "control_mode": self.config.model_control_mode,
+            "discipline": self.config.scheduler.discipline,
+            "device_ordinal": str(self.config.runtime.device_ordinal),
+        }
+
+    def loaded_models(self) -> Mapping[str, tuple[DeviceModel, int]]:
+        """Served models with the depth of their queues."""
+        return {
+            model.name: (model.device, self._scheduler.depth(model.name))
+            for model in self.registry.models()
+        }
+
+    def failed_models(self) -> Mapping[str, str]:
+        """Models that could not be loaded, with the reason."""
+        return {
+            entry.name: entry.reason
+            for entry in self.registry.index()
+            if entry.state is ModelState.FAILED
+        }
