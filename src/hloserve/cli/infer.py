@@ -1,0 +1,194 @@
+"""`hloserve infer`: ask a running server once.
+
+The work is `hloserve.client`; here are files in, and a summary or files out. Main thread.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hloserve.cli.printing import print_json, print_table, safe
+
+if TYPE_CHECKING:
+    from hloserve.core.requests import ModelMetadata
+    from hloserve.core.tensors import Array, Tensors
+
+__all__ = ["infer"]
+
+DEFAULT_URL = "127.0.0.1:8001"
+_GENERATED = re.compile(r"(?P<kind>zeros|ones|random)(:(?P<shape>[0-9]+(,[0-9]+)*)?)?", re.ASCII)
+_MAX_GENERATED_BYTES = 2**31
+
+
+@click.command()
+@click.argument("model")
+@click.argument("inputs", nargs=-1, metavar="[NAME=FILE.npy]...")
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's gRPC address.")
+@click.option("--timeout", default="60s", show_default=True, metavar="TIME", help="Deadline.")
+@click.option(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Save each output as DIR/NAME.npy.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outputs as JSON.")
+def infer(
+    model: str,
+    inputs: tuple[str, ...],
+    url: str,
+    timeout: str,
+    output_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Send one request to MODEL and print its outputs.
+
+    An input is a file made by numpy.save, or zeros, ones or random, which take the model's dtype
+    and shape (open axes are 1), or the shape behind a colon.
+
+    \b
+    Examples:
+      hloserve infer digits image=digit.npy
+      hloserve infer digits image=random:8,8,8,1 --output-dir answers
+    """
+    from hloserve.client import Client
+
+    given = _split(inputs)
+    with Client(url, timeout_s=_seconds(timeout)) as client:
+        arrays = _load_files(given)
+        if len(arrays) < len(given):
+            arrays |= _generate(given, client.model_metadata(model))
+        outputs = client.infer(model, {name: arrays[name] for name in given})
+    if output_dir is not None:
+        _save(outputs, output_dir)
+    if as_json:
+        print_json({"model": model, "outputs": [_as_json(n, a) for n, a in outputs.items()]})
+    else:
+        rows = [(name, *_summary(array)) for name, array in outputs.items()]
+        print_table(("OUTPUT", "DTYPE", "SHAPE", "VALUES"), rows)
+    return 0
+
+
+def _split(inputs: Sequence[str]) -> Mapping[str, str]:
+    given: dict[str, str] = {}
+    for text in inputs:
+        name, equals, what = text.partition("=")
+        if not (name and equals and what):
+            raise click.UsageError(f"{text!r} is not an input; write NAME=FILE.npy")
+        if name in given:
+            raise click.UsageError(f"input {name!r} is given twice")
+        given[name] = what
+    return given
+
+
+def _seconds(text: str) -> float:
+    from hloserve.core.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {text!r} {error}") from error
+
+
+def _load_files(given: Mapping[str, str]) -> "Tensors":
+    """The inputs that are files; those to generate are left out."""
+    import numpy as np
+
+    arrays: Tensors = {}
+    for name, what in given.items():
+        if _GENERATED.fullmatch(what):
+            continue
+        try:
+            array = np.load(what, allow_pickle=False)
+        except OSError as error:
+            raise click.UsageError(f"input {name!r}: {what}: {error.strerror or error}") from error
+        except (ValueError, EOFError) as error:
+            raise click.UsageError(
+                f"input {name!r}: {what} is not an array that numpy.save wrote"
+            ) from error
+        if not isinstance(array, np.ndarray):
+            raise click.UsageError(f"input {name!r}: {what} holds several arrays; save one")
+        arrays[name] = array
+    return arrays
+
+
+def _generate(given: Mapping[str, str], metadata: "ModelMetadata") -> "Tensors":
+    """Make the inputs that are words: the same values every time."""
+    declared = {tensor.name: tensor for tensor in metadata.inputs}
+    arrays: Tensors = {}
+    for name, what in given.items():
+        match = _GENERATED.fullmatch(what)
+        if match is None:
+            continue
+        if name not in declared:
+            known = ", ".join(declared) or "none"
+            raise click.UsageError(f"model {metadata.name!r} has no input {name!r}; it has {known}")
+        tensor = declared[name]
+        shape = tuple(max(extent, 1) if extent < 0 else extent for extent in tensor.shape)
+        if match["shape"]:
+            shape = tuple(map(int, match["shape"].split(",")))
+        arrays[name] = _filled(match["kind"], name, tensor.datatype, shape)
+    return arrays
+
+
+def _filled(kind: str, name: str, datatype: str, shape: tuple[int, ...]) -> "Array":
+    import math
+
+    import numpy as np
+
+    from hloserve.core.dtypes import by_kserve
+
+    try:
+        dtype = by_kserve(datatype).numpy
+    except KeyError:
+        raise click.UsageError(f"input {name!r}: cannot make values of type {datatype}") from None
+    if math.prod(shape) * dtype.itemsize > _MAX_GENERATED_BYTES:
+        raise click.UsageError(f"input {name!r}: shape {shape} is more than one request can hold")
+    if kind == "random":
+        random = np.random.default_rng(0)
+        is_real = dtype.kind not in "biu"
+        values = random.standard_normal(shape) if is_real else random.integers(0, 2, shape)
+        return np.asarray(values).astype(dtype)
+    return np.full(shape, 0 if kind == "zeros" else 1, dtype)
+
+
+def _save(outputs: "Tensors", directory: Path) -> None:
+    """Write the arrays; a name from the server cannot lead out of the directory."""
+    import numpy as np
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, array in outputs.items():
+        file = directory / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name) or '_'}.npy"
+        np.save(file, array)
+        click.echo(f"saved {file}", err=True)
+
+
+def _summary(array: "Array") -> tuple[str, str, str]:
+    import numpy as np
+
+    from hloserve.core.dtypes import by_numpy
+
+    values = np.asarray(array).reshape(-1)[:6]
+    shown = ", ".join(f"{v:.6g}" if array.dtype.kind in "fV" else str(v) for v in values.tolist())
+    more = ", ..." if array.size > len(values) else ""
+    shape = f"({', '.join(map(str, array.shape))})"
+    return by_numpy(array.dtype).token, shape, f"[{shown}{more}]"
+
+
+def _as_json(name: str, array: "Array") -> dict[str, Any]:
+    """The tensor as V2 JSON writes it, with null for numbers that JSON lacks."""
+    from hloserve.core.dtypes import by_numpy
+
+    dtype = by_numpy(array.dtype)
+    data = [None if v != v or v in (_INF, -_INF) else v for v in array.reshape(-1).tolist()]
+    return {
+        "name": safe(name),
+        "datatype": dtype.kserve or dtype.token,
+        "shape": list(array.shape),
+        "data": data,
+    }
+
+
+_INF = float("inf")

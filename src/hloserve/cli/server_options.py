@@ -1,0 +1,88 @@
+"""The flags that start a server, which `serve` and `demo` share, and their way into the settings.
+
+What lives here: options and one function. What does not: the settings (`hloserve.config`).
+Main thread.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from hloserve.config import LoadedConfig
+
+__all__ = ["FLAG_PATHS", "endpoint_options", "load_settings", "start_logging"]
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+FLAG_PATHS: Mapping[str, str] = {
+    "host": "endpoints.host",
+    "http_port": "endpoints.http_port",
+    "grpc_port": "endpoints.grpc_port",
+    "admin_port": "endpoints.admin_port",
+    "backend": "runtime.backend",
+    "device_ordinal": "runtime.device_ordinal",
+    "include": "models_include",
+    "strict_startup": "strict_startup",
+    "drain_timeout": "drain_timeout_s",
+    "log_level": "logging.level",
+    "log_format": "logging.format",
+}
+"""The setting of each flag, by the flag's parameter."""
+
+
+def endpoint_options(command: Decorated) -> Decorated:
+    """Add the options for addresses, device and log to a command."""
+    options = (
+        click.option("--host", metavar="ADDRESS", help="Address to bind. [default: 127.0.0.1]"),
+        click.option("--http-port", type=int, metavar="PORT", help="REST. [default: 8000]"),
+        click.option("--grpc-port", type=int, metavar="PORT", help="gRPC. [default: 8001]"),
+        click.option(
+            "--admin-port",
+            type=int,
+            metavar="PORT",
+            help="Health and metrics. [default: 8002] Port 0 lets the system pick.",
+        ),
+        click.option(
+            "--ports-file",
+            type=click.Path(dir_okay=False, writable=True, path_type=Path),
+            metavar="FILE",
+            help='Write {"http":..., "grpc":..., "admin":...} to FILE once all listen.',
+        ),
+        click.option("--backend", metavar="KIND", help="cpu or cuda. [default: cpu]"),
+        click.option("--device-ordinal", type=int, metavar="N", help="Which device of that kind."),
+        click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+        click.option("--log-format", metavar="FORMAT", help="text, json or auto."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def load_settings(file: Path | None, flags: Mapping[str, object]) -> "LoadedConfig":
+    """Read the settings of this process.
+
+    Args:
+        file: the node file, if one was given.
+        flags: values by dotted path, or by the parameter names of `FLAG_PATHS`.
+
+    Raises:
+        ConfigProblem: something is wrong; exit status 2.
+    """
+    from hloserve.config import load
+
+    return load(file, os.environ, {FLAG_PATHS.get(name, name): v for name, v in flags.items()})
+
+
+def start_logging(loaded: "LoadedConfig") -> None:
+    """Send the log where the settings say."""
+    from hloserve.config import resolve_log_format
+    from hloserve.core.logging import configure
+
+    settings = loaded.config.logging
+    chosen = resolve_log_format(settings, is_terminal=sys.stderr.isatty())
+    configure(chosen.value, settings.level)

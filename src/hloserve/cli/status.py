@@ -1,0 +1,100 @@
+"""`hloserve status`: what a running server serves.
+
+The work is `hloserve.client`. Main thread.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hloserve.cli.infer import DEFAULT_URL
+from hloserve.cli.printing import print_json, print_table, safe
+from hloserve.core.errors import HloserveError
+
+if TYPE_CHECKING:
+    from hloserve.client import Client
+    from hloserve.core.requests import TensorMetadata
+
+__all__ = ["status"]
+
+
+@click.command()
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's gRPC address.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(url: str, as_json: bool) -> int:
+    """Print whether a server is ready, and what it serves.
+
+    The exit status is 0 when the server is ready, and 1 when it is not or does not answer.
+
+    \b
+    Example:
+      hloserve status --url 127.0.0.1:8001
+    """
+    from hloserve.client import Client
+
+    with Client(url, timeout_s=10.0) as client:
+        found = describe_server(client, url)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    return 0 if found["ready"] else 1
+
+
+def describe_server(client: "Client", url: str) -> dict[str, Any]:
+    """What the server says about itself and its models, as JSON values."""
+    server = client.server_metadata()
+    return {
+        "url": url,
+        "name": server.name,
+        "version": server.version,
+        "extensions": list(server.extensions),
+        "live": client.is_server_live(),
+        "ready": client.is_server_ready(),
+        "models": [
+            {
+                "name": entry.name,
+                "version": entry.version,
+                "state": entry.state.value,
+                "reason": entry.reason,
+                **_describe_tensors(client, entry.name),
+            }
+            for entry in client.repository_index()
+        ],
+    }
+
+
+def _describe_tensors(client: "Client", model: str) -> dict[str, Any]:
+    try:
+        metadata = client.model_metadata(model)
+    except HloserveError:  # not loaded, or gone since the index was read
+        return {"inputs": [], "outputs": []}
+    return {
+        "inputs": [_describe_tensor(tensor) for tensor in metadata.inputs],
+        "outputs": [_describe_tensor(tensor) for tensor in metadata.outputs],
+    }
+
+
+def _describe_tensor(tensor: "TensorMetadata") -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def _print(found: dict[str, Any]) -> None:
+    state = "ready" if found["ready"] else "live, not ready" if found["live"] else "not live"
+    click.echo(f"{safe(found['name'])} {safe(found['version'])} at {safe(found['url'])}: {state}")
+    rows = []
+    for model in found["models"]:
+        tensors = [_tensors(model[side]) for side in ("inputs", "outputs")]
+        rows.append((model["name"], model["state"], *tensors, model["reason"] or "-"))
+    if not rows:
+        click.echo("no models")
+    print_table(("MODEL", "STATE", "INPUTS", "OUTPUTS", "REASON"), rows)
+
+
+def _tensors(tensors: list[dict[str, Any]]) -> str:
+    """Tensors on one line; -1, an open axis, is a question mark."""
+    shown = (
+        f"{t['name']} {t['datatype']}({', '.join('?' if e < 0 else str(e) for e in t['shape'])})"
+        for t in tensors
+    )
+    return ", ".join(shown) or "-"
