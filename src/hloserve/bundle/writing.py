@@ -1,0 +1,206 @@
+"""Writing bundles: everything is checked, then written beside, then renamed in place.
+
+What lives here: `write_bundle`. What does not: letters of axes (`hloserve.bundle.io_spec`), names
+of program files (`hloserve.bundle.modules`), the renames (`hloserve.bundle.replacing`). Called by
+exporters and authors; any thread, but one writer per bundle.
+
+Rules.
+1. A bundle appears whole or not at all; what a crash leaves has a name that discovery skips.
+2. The manifest that is written is one that `load_manifest` accepts.
+3. The same arguments give the same bytes.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from hloserve.bundle.files import sync_directory, write_new
+from hloserve.bundle.findings import describe, listing, raise_findings
+from hloserve.bundle.io_spec import IOSpec, build_specs
+from hloserve.bundle.layout import is_bundle_name
+from hloserve.bundle.manifest import MANIFEST_FILE, bundle_name, parse_manifest
+from hloserve.bundle.manifest_text import PATCH_FILE, format_manifest, split_provenance
+from hloserve.bundle.modules import Modules, plan_modules
+from hloserve.bundle.replacing import place_new, replace_directory
+from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
+from hloserve.bundle.weights_writing import Layout, WeightArrays, plan_weights
+from hloserve.core.errors import BundleProblem
+from hloserve.core.tensors import TensorSpec
+
+__all__ = ["write_bundle"]
+
+_VERSIONS: Mapping[str, str] = {"xla": "2.1", "legacy": "2.0"}
+Chunks: TypeAlias = Iterable[bytes | memoryview]
+
+
+def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but six have defaults
+    directory: str | Path,
+    name: str,
+    executable_inputs: Sequence[IOSpec],
+    executable_outputs: Sequence[IOSpec],
+    modules: Modules,
+    weights: WeightArrays,
+    client_inputs: Sequence[IOSpec] | None = None,
+    client_outputs: Sequence[IOSpec] | None = None,
+    input_shapes: Sequence[Sequence[int]] | None = None,
+    provenance: Mapping[str, object] | None = None,
+    layout: Layout = "xla",
+    *,
+    description: str = "",
+    files: Mapping[str, bytes | str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a bundle: manifest, programs and weights, all at once or not at all.
+
+    All shapes are in numpy order; see `IOSpec`.
+
+    Args:
+        directory: where the bundle will be; its last part must be `name`. Parents are created.
+        name: the model's served name.
+        executable_inputs: what the program takes, before the weights.
+        executable_outputs: what it returns.
+        modules: batch size to program. ``{0: program}`` writes ``model.mlir``, any other keys
+            ``model.bN.mlir``. With `input_shapes`: variant to such a mapping.
+        weights: (name, array) pairs or a mapping; their order is that of the program's arguments.
+        client_inputs: what clients send, when a hook makes something else of it.
+        client_outputs: what clients get, likewise.
+        input_shapes: the compiled sizes of the variable axes of the executable inputs, one tuple
+            per variant: inputs as declared, axes in numpy order.
+        provenance: free-form. ``git_diff`` is written to ``working_tree.patch`` instead.
+        layout: of the weights; ``legacy`` is for servers that know nothing but format 2.0.
+        description: free text for people.
+        files: more files by bare name, such as ``model.py``; client specs need one in the end.
+        overwrite: replace an existing bundle in one step; otherwise one is refused.
+
+    Returns:
+        The bundle's directory.
+
+    Raises:
+        BundleProblem: an argument does not fit; holds all findings. Nothing was written.
+        FileExistsError: the directory exists and `overwrite` is false.
+        OSError: the disk failed. Nothing has the bundle's name that had it not before.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> root = tempfile.TemporaryDirectory()
+        >>> bundle = write_bundle(
+        ...     f"{root.name}/scale4", "scale4",
+        ...     [IOSpec("x", "f32", (1, 4), batch_axis=0)],
+        ...     [IOSpec("y", "f32", (1, 4), batch_axis=0)],
+        ...     {1: "module { ... }", 8: "module { ... }"},
+        ...     {"w": np.full(4, 2, np.float32)},
+        ... )
+        >>> sorted(path.name for path in bundle.iterdir())
+        ['manifest.yaml', 'model.b1.mlir', 'model.b8.mlir', 'weights.safetensors']
+        >>> root.cleanup()
+    """
+    target = Path(os.path.abspath(directory))
+    findings = _check_name(target, name)
+    tensors = {
+        "executable_inputs": build_specs(
+            "executable_inputs", executable_inputs, findings, distinct=True
+        ),
+        "executable_outputs": build_specs("executable_outputs", executable_outputs, findings),
+        "client_inputs": _build_optional("client_inputs", client_inputs, findings),
+        "client_outputs": _build_optional("client_outputs", client_outputs, findings),
+    }
+    programs = plan_modules(modules, input_shapes, tensors["executable_inputs"] or (), findings)
+    if layout not in _VERSIONS:
+        findings.append(f"layout must be one of {listing(_VERSIONS)}, got {describe(layout)}")
+    stored = plan_weights(weights, layout, findings)
+    plain, patch = split_provenance(provenance or {}, findings)
+    written: dict[str, Chunks] = {name: (content,) for name, content in programs.files.items()}
+    written[DEFAULT_WEIGHTS_FILE] = stored.chunks()
+    if patch is not None:
+        written[PATCH_FILE] = (patch,)
+    written |= _extra_files(files or {}, {MANIFEST_FILE, *written}, findings)
+    raise_findings(BundleProblem, target, findings)
+    text = format_manifest(
+        name=name,
+        description=description,
+        format_version=_VERSIONS[layout],
+        tensors=tensors,
+        compiled_batch_sizes=programs.compiled_batch_sizes,
+        input_shapes=programs.input_shapes,
+        provenance=plain,
+    )
+    # A hook file may also be added later, by hand: client specs alone are no reason to refuse.
+    parse_manifest(text, name=name, has_hook_file=True, source=str(target))
+    written[MANIFEST_FILE] = (text.encode(),)
+    _write_in_place(target, written, overwrite)
+    return target
+
+
+def _build_optional(
+    section: str, declared: Sequence[IOSpec] | None, findings: list[str]
+) -> tuple[TensorSpec, ...] | None:
+    return None if declared is None else build_specs(section, declared, findings)
+
+
+def _check_name(target: Path, name: str) -> list[str]:
+    findings = []
+    if bundle_name(target) != name:
+        findings.append(
+            f"the directory is called {target.name!r} and the bundle {name!r}; they must be equal,"
+            " because the directory's name is the model's"
+        )
+    if not is_bundle_name(target.name):
+        findings.append(
+            f"name {target.name!r} begins with '.' or holds '.tmp-'; servers skip such directories"
+        )
+    return findings
+
+
+def _extra_files(
+    files: Mapping[str, bytes | str], taken: set[str], findings: list[str]
+) -> dict[str, Chunks]:
+    extra: dict[str, Chunks] = {}
+    for name, content in files.items():
+        if name in {"", ".", "..", ".cache"} or any(mark in name for mark in "/\\\0"):
+            findings.append(f"files: {name!r} is not a bare file name")
+        elif name in taken or name.endswith(".mlir"):
+            findings.append(f"files: {name!r} is a name that the bundle uses itself")
+        else:
+            extra[name] = (content.encode() if isinstance(content, str) else bytes(content),)
+    return extra
+
+
+def _write_in_place(target: Path, files: Mapping[str, Chunks], overwrite: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not overwrite and os.path.lexists(target):
+        raise _exists(target)
+    if overwrite and target.exists() and not target.is_dir():
+        raise NotADirectoryError(20, "exists and is not a directory; move it away", str(target))
+    temporary = _make_temporary(target)
+    try:
+        for name, chunks in files.items():
+            write_new(temporary / name, chunks)
+        sync_directory(temporary)
+        if overwrite:
+            replace_directory(temporary, target)
+        else:
+            place_new(temporary, target)
+    except FileExistsError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise _exists(target) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _exists(target: Path) -> FileExistsError:
+    return FileExistsError(
+        17, "the bundle exists already; pass overwrite=True to replace it", str(target)
+    )
+
+
+def _make_temporary(target: Path) -> Path:
+    # mkdir and not mkdtemp: the bundle's mode is the umask's business, servers have other users.
+    name = f".{target.name[:32]}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = target.with_name(name)
+    temporary.mkdir()
+    return temporary
