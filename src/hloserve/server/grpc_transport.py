@@ -1,0 +1,500 @@
+"""gRPC on sockets: an asyncio protocol around the connection without I/O.
+
+What lives here: listening, reading, writing in batches, slow readers, timeouts, draining; and
+`Rpc`, the one call that a handler sees. What does not: HTTP/2 and gRPC (`hloserve.wire`), and what
+a call means (the handlers). Everything runs on the loop thread.
+
+Rules.
+1. A handler is called synchronously and must not block. It answers at once or later, by
+   `Rpc.reply` or `Rpc.fail`, on the loop thread.
+2. An answer to a caller that has gone is ignored.
+3. All answers of one loop callback leave in one write per connection: at the end of the read that
+   they were made in, else by `GrpcServer.flush`, which is scheduled when nobody calls it.
+4. Time is looked at by one sweep per server, not by timers per connection or call.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, cast
+
+from typing_extensions import override
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import Code, HloserveError
+from hloserve.core.requests import NEVER_NS
+from hloserve.wire.grpc_events import RpcCancelled, RpcReceived
+from hloserve.wire.grpc_framing import Message
+from hloserve.wire.grpc_headers import Headers, metadata_value
+from hloserve.wire.grpc_limits import GrpcLimits
+from hloserve.wire.grpc_server import GrpcServerConnection
+from hloserve.wire.status import grpc_code, public_text
+
+__all__ = ["GrpcServer", "GrpcTimeouts", "Handler", "Rpc"]
+
+log = logging.getLogger(__name__)
+
+# One read; large bodies come at most this much at a time.
+_READ_BYTES = 256 * 1024
+# Taken from the connection per write: a large reply to a slow reader is held once, not twice.
+_WRITE_BYTES = 256 * 1024
+_HIGH_WATER_BYTES = 1024 * 1024
+_SWEEP_PERIOD_S = 1.0
+_PING_ANSWER_S = 20.0
+_GOODBYE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcTimeouts:
+    """How long a peer may take. Checked by a sweep about once a second.
+
+    Attributes:
+        handshake_s: from the connection to the end of the HTTP/2 preface.
+        receive_s: without a byte while a request is half received.
+        send_s: without a byte going out while replies wait for the socket.
+        idle_s: without any call; the connection is then drained, and clients open another.
+        keepalive_s: without a byte from the peer before it is asked for a sign of life.
+    """
+
+    handshake_s: float = 10.0
+    receive_s: float = 60.0
+    send_s: float = 60.0
+    idle_s: float = 3600.0
+    keepalive_s: float = 120.0
+
+
+class Rpc:
+    """One unary call.
+
+    Attributes:
+        message: the request, without its prefix. A buffer: bytes, bytearray or memoryview.
+        deadline_ns: monotonic instant, `NEVER_NS` without a deadline. Nobody enforces it here.
+        on_cancel: called once when the caller goes away before the answer.
+    """
+
+    __slots__ = ("_call", "_connection", "deadline_ns", "message", "on_cancel")
+
+    def __init__(
+        self,
+        call: "RpcReceived[Handler]",
+        connection: "_Connection",
+        deadline_ns: int,
+    ) -> None:
+        self._call = call
+        self._connection: _Connection | None = connection
+        self.message: Message = call.message
+        self.deadline_ns = deadline_ns
+        self.on_cancel: Callable[[], None] | None = None
+
+    @property
+    def headers(self) -> Headers:
+        """All request headers as received."""
+        return self._call.headers
+
+    @property
+    def is_over(self) -> bool:
+        """True once answered or cancelled."""
+        return self._connection is None
+
+    def metadata(self, name: str) -> str | bytes | None:
+        """The first value of a request header; bytes for names that end in ``-bin``."""
+        return metadata_value(self._call.headers, name)
+
+    def reply(self, message: Message) -> None:
+        """Answer with a message and status OK."""
+        connection = self._connection
+        if connection is not None:
+            self._connection = None
+            connection.http2.respond(self._call.stream_id, message)
+            connection.wrote()
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with the error's status; an internal error is logged under an id."""
+        if self._connection is None:
+            return
+        request_id = ""
+        if not isinstance(error, HloserveError) or error.code is Code.INTERNAL:
+            request_id = secrets.token_hex(8)
+            log.error("internal error, request id %s", request_id, exc_info=error)
+        code = error.code if isinstance(error, HloserveError) else Code.INTERNAL
+        self.fail_with(code, public_text(error, request_id))
+
+    def fail_with(self, code: Code, text: str) -> None:
+        """Answer with a status and a text of its own."""
+        connection = self._connection
+        if connection is not None:
+            self._connection = None
+            connection.http2.fail(self._call.stream_id, grpc_code(code), text)
+            connection.wrote()
+
+    def cancelled(self) -> None:
+        """For the transport: the caller has gone."""
+        if self._connection is None:
+            return
+        self._connection = None
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+
+Handler: TypeAlias = Callable[[Rpc], None]
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One accepted connection."""
+
+    def __init__(self, server: "GrpcServer") -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._is_reading = False  # inside buffer_updated
+        self._is_dirty = False
+        self._is_paused = False
+        self.http2: GrpcServerConnection[Handler] = GrpcServerConnection(
+            server.methods, server.limits
+        )
+        self._watch = _Watch(server.now_ns())
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self._server.joined(self)
+
+    @override
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._server.read_buffer
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        self._watch.has_read = True
+        self._is_reading = True
+        server = self._server
+        for event in self.http2.receive(server.read_buffer[:nbytes]):
+            if type(event) is RpcReceived:
+                timeout_ns = event.timeout_ns
+                deadline_ns = NEVER_NS if timeout_ns < 0 else server.now_ns() + timeout_ns
+                rpc = Rpc(event, self, deadline_ns)
+                event.owner = rpc
+                try:
+                    event.method(rpc)
+                except Exception as error:  # noqa: BLE001  # the edge of a request: fail logs it
+                    rpc.fail(error)
+            elif type(event) is RpcCancelled:
+                _cancel(event)
+        self._is_reading = False
+        self.flush()
+
+    @override
+    def eof_received(self) -> bool:
+        return False
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for event in self.http2.lose():
+            _cancel(event)
+        self._server.left(self)
+
+    @override
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._watch.last_write_ns = self._server.now_ns()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    @override
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.flush()
+
+    def wrote(self) -> None:
+        """There is output: see that it leaves with the rest of what this loop callback makes."""
+        if not self._is_dirty and not self._is_reading:
+            self._is_dirty = True
+            self._server.mark_dirty(self)
+
+    def flush(self) -> None:
+        """Write what there is, as far as the peer takes it."""
+        self._is_dirty = False
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        http2 = self.http2
+        while not self._is_paused:
+            data = http2.take_output(_WRITE_BYTES)
+            if data:
+                transport.write(data)
+            if len(data) < _WRITE_BYTES:
+                break
+        if http2.is_closed:
+            self._shut(transport)
+        elif http2.is_drained and not http2.open_rpcs and not http2.queued_bytes:
+            transport.close()
+
+    def drain(self) -> None:
+        """Serve what is under way, then close."""
+        self.http2.drain()
+        self.flush()
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and close; calls in progress are dropped."""
+        self.http2.close(reason=reason)
+        self.flush()
+
+    def abort(self) -> None:
+        """Close without a word: the peer does not listen."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def sweep(self, now_ns: int, timeouts: GrpcTimeouts) -> None:
+        """Look at the clock on behalf of this connection; called about once a second."""
+        http2, watch = self.http2, self._watch
+        http2.replenish()
+        verdict = watch.judge(now_ns, timeouts, http2, is_paused=self._is_paused)
+        if verdict is _Verdict.ABORT:
+            self.abort()
+        elif verdict is _Verdict.DRAIN:
+            self.drain()
+        elif verdict is _Verdict.CLOSE:
+            self.close("no bytes came in time")
+        elif verdict is _Verdict.PING:
+            http2.ping()
+            self.flush()
+
+    def _shut(self, transport: asyncio.Transport) -> None:
+        if self.http2.end_reason:
+            log.info("gRPC connection closed: %s", self.http2.end_reason)
+        for event in self.http2.lose():
+            _cancel(event)
+        transport.close()
+
+
+def _cancel(event: "RpcCancelled[Handler]") -> None:
+    rpc = event.rpc.owner
+    try:
+        rpc.cancelled()
+    except Exception:  # the edge of a request: the connection goes on
+        log.exception("on_cancel failed")
+
+
+class _Verdict(Enum):
+    """What the sweep does about a connection."""
+
+    NONE = 0
+    PING = 1
+    DRAIN = 2
+    CLOSE = 3
+    ABORT = 4
+
+
+class _Watch:
+    """When a connection last did what; a decision about its timeouts.
+
+    The hot path only sets `has_read`; instants are as coarse as the sweep.
+    """
+
+    __slots__ = (
+        "has_pinged",
+        "has_read",
+        "last_call_ns",
+        "last_read_ns",
+        "last_stream_id",
+        "last_write_ns",
+    )
+
+    def __init__(self, now_ns: int) -> None:
+        self.has_read = False
+        self.has_pinged = False
+        self.last_read_ns = self.last_write_ns = self.last_call_ns = now_ns
+        self.last_stream_id = 0
+
+    def judge(
+        self,
+        now_ns: int,
+        timeouts: GrpcTimeouts,
+        http2: "GrpcServerConnection[Handler]",
+        *,
+        is_paused: bool,
+    ) -> _Verdict:
+        """Say what is due."""
+        if self.has_read:
+            self.has_read = self.has_pinged = False
+            self.last_read_ns = now_ns
+        if http2.open_rpcs or http2.last_stream_id != self.last_stream_id:
+            self.last_stream_id, self.last_call_ns = http2.last_stream_id, now_ns
+        if is_paused:  # nothing is read then, so silence says nothing
+            is_late = _late(now_ns, self.last_write_ns, timeouts.send_s)
+            return _Verdict.ABORT if is_late else _Verdict.NONE
+        if not http2.is_open:
+            is_late = _late(now_ns, self.last_call_ns, timeouts.handshake_s)
+            return _Verdict.ABORT if is_late else _Verdict.NONE
+        if _late(now_ns, self.last_read_ns, timeouts.receive_s) and http2.has_partial:
+            return _Verdict.CLOSE
+        if _late(now_ns, self.last_call_ns, timeouts.idle_s) and not http2.is_draining:
+            return _Verdict.DRAIN
+        if _late(now_ns, self.last_read_ns, timeouts.keepalive_s):
+            if not self.has_pinged:
+                self.has_pinged = True
+                return _Verdict.PING
+            if _late(now_ns, self.last_read_ns, timeouts.keepalive_s + _PING_ANSWER_S):
+                return _Verdict.ABORT
+        return _Verdict.NONE
+
+
+def _late(now_ns: int, since_ns: int, timeout_s: float) -> bool:
+    return now_ns - since_ns > timeout_s * 1e9
+
+
+class GrpcServer:
+    """Listens and keeps the connections of one loop.
+
+    Args:
+        methods: path, ``/package.Service/Method``, to handler. Other paths are UNIMPLEMENTED.
+        limits: of each connection.
+        clock: for deadlines and timeouts.
+        timeouts: of each connection.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Handler],
+        limits: GrpcLimits,
+        clock: Clock,
+        timeouts: GrpcTimeouts | None = None,
+    ) -> None:
+        self.methods: Mapping[bytes, Handler] = {
+            path.encode("ascii"): handler for path, handler in methods.items()
+        }
+        self.limits = limits
+        self.timeouts = timeouts or GrpcTimeouts()
+        self.now_ns = clock.now_ns
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
+        self._connections: set[_Connection] = set()
+        self._dirty: list[_Connection] = []
+        self._is_flush_scheduled = False
+        self._is_in_batch = False
+        self._is_draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: asyncio.Server | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen; returns the address, with the port that the system picked for 0.
+
+        Args:
+            host: address or name to bind to.
+            port: 0 lets the system pick.
+            tls: a server context; its ALPN is set to h2 here.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self._listener = await loop.create_server(
+            lambda: _Connection(self),
+            host,
+            port,
+            ssl=tls,
+            backlog=1024,
+            ssl_handshake_timeout=self.timeouts.handshake_s if tls is not None else None,
+        )
+        self._sweep_timer = loop.call_later(_SWEEP_PERIOD_S, self._sweep_again)
+        address = self._listener.sockets[0].getsockname()
+        return address[0], address[1]
+
+    def run_batch(self, function: Callable[..., object], *args: object) -> None:
+        """Call `function`, then write all answers that it made, one write per connection.
+
+        For callbacks that answer many calls: ``loop.call_soon_threadsafe(server.run_batch, ...)``.
+        Without it the answers leave one turn of the loop later.
+        """
+        self._is_in_batch = True
+        try:
+            function(*args)
+        finally:
+            self._is_in_batch = False
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the answers that were made since the last flush."""
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            connection.flush()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new connections and calls, wait for those under way, close.
+
+        Args:
+            grace_s: at most so long; what is still under way then is dropped by `close`.
+        """
+        self._is_draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in tuple(self._connections):
+            connection.drain()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_empty.wait(), grace_s)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the listener and every connection; calls under way are cancelled."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for connection in tuple(self._connections):
+            connection.close("server is shutting down")
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_empty.wait(), _GOODBYE_S)
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._is_empty.wait()
+
+    def sweep(self) -> None:
+        """Apply the timeouts to every connection; runs by itself once a second."""
+        now_ns = self.now_ns()
+        for connection in tuple(self._connections):
+            connection.sweep(now_ns, self.timeouts)
+
+    def joined(self, connection: _Connection) -> None:
+        """For the transport: a connection was accepted."""
+        self._connections.add(connection)
+        self._is_empty.clear()
+        if self._is_draining:
+            connection.drain()
+
+    def left(self, connection: _Connection) -> None:
+        """For the transport: a connection is gone."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._is_empty.set()
+
+    def mark_dirty(self, connection: _Connection) -> None:
+        """For the transport: a connection has output, made outside of its own read."""
+        self._dirty.append(connection)
+        if not self._is_in_batch and not self._is_flush_scheduled and self._loop is not None:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._is_flush_scheduled = False
+        self.flush()
+
+    def _sweep_again(self) -> None:
+        self.sweep()
+        if self._loop is not None:
+            self._sweep_timer = self._loop.call_later(_SWEEP_PERIOD_S, self._sweep_again)

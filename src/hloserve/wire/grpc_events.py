@@ -1,0 +1,143 @@
+"""What the two ends of a gRPC connection report, and the record that each keeps of a call.
+
+Plain mutable records with slots, not dataclasses: one is made per request and their cost shows.
+Who owns them: the connection until the event is delivered, then its caller.
+"""
+
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from hloserve.wire.grpc_framing import Message, MessageReader
+from hloserve.wire.grpc_headers import Headers
+
+__all__ = [
+    "ClientEvent",
+    "GoAway",
+    "MessageReceived",
+    "RpcCancelled",
+    "RpcEnded",
+    "RpcHalfClosed",
+    "RpcReceived",
+    "ServerEvent",
+]
+
+M = TypeVar("M")
+
+
+class RpcReceived(Generic[M]):
+    """A call has come: whole for a unary method, its headers for a streaming one.
+
+    Attributes:
+        stream_id: HTTP/2 stream; unique on its connection.
+        method: what the table of methods has for the path.
+        headers: as received, pseudo-headers first.
+        timeout_ns: from `grpc-timeout`; `NO_TIMEOUT` without.
+        message: the request of a unary method; empty for a streaming one.
+        owner: for the transport: its object for this call.
+    """
+
+    __slots__ = (
+        "has_ended",
+        "has_headers_out",
+        "has_message",
+        "headers",
+        "is_delivered",
+        "is_streaming",
+        "is_untouched",
+        "message",
+        "method",
+        "owner",
+        "partial_bytes",
+        "reader",
+        "stream_id",
+        "timeout_ns",
+    )
+
+    def __init__(self, stream_id: int, method: M, headers: Headers, timeout_ns: int) -> None:
+        self.stream_id = stream_id
+        self.method = method
+        self.headers = headers
+        self.timeout_ns = timeout_ns
+        self.message: Message = b""
+        self.owner: Any = None
+        self.is_untouched = True
+        self.is_delivered = False
+        self.is_streaming = False
+        self.has_message = False
+        self.has_ended = False
+        self.has_headers_out = False
+        self.reader: MessageReader | None = None
+        self.partial_bytes = 0
+
+
+class RpcCancelled(Generic[M]):
+    """The caller has gone: it reset the stream. Only for calls that were delivered, and once."""
+
+    __slots__ = ("rpc",)
+
+    def __init__(self, rpc: RpcReceived[M]) -> None:
+        self.rpc = rpc
+
+
+class MessageReceived:
+    """One message of a streaming call."""
+
+    __slots__ = ("message", "stream_id")
+
+    def __init__(self, stream_id: int, message: Message) -> None:
+        self.stream_id = stream_id
+        self.message = message
+
+
+class RpcHalfClosed:
+    """The caller of a streaming call has sent its last message."""
+
+    __slots__ = ("stream_id",)
+
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
+
+
+class RpcEnded:
+    """A call of ours is over.
+
+    Attributes:
+        code: `grpc-status` number; 0 is OK.
+        text: `grpc-message`, decoded.
+        message: the response of a unary call; None when there is none.
+        trailers: the trailing headers, empty when the stream or connection broke.
+        was_refused: the server certainly did not look at it, so it may be sent again as it is.
+    """
+
+    __slots__ = ("code", "message", "stream_id", "text", "trailers", "was_refused")
+
+    def __init__(
+        self,
+        stream_id: int,
+        code: int,
+        text: str = "",
+        message: Message | None = None,
+        trailers: Headers = (),
+        *,
+        was_refused: bool = False,
+    ) -> None:
+        self.stream_id = stream_id
+        self.code = code
+        self.text = text
+        self.message = message
+        self.trailers = trailers
+        self.was_refused = was_refused
+
+
+class GoAway:
+    """The server takes no new calls on this connection; those up to `last_stream_id` go on."""
+
+    __slots__ = ("error_code", "last_stream_id", "text")
+
+    def __init__(self, last_stream_id: int, error_code: int, text: str) -> None:
+        self.last_stream_id = last_stream_id
+        self.error_code = error_code
+        self.text = text
+
+
+ServerEvent: TypeAlias = RpcReceived[M] | RpcCancelled[M] | MessageReceived | RpcHalfClosed
+ClientEvent: TypeAlias = RpcEnded | MessageReceived | GoAway
