@@ -143,7 +143,7 @@ class Engine:
         self.loop = FakeLoop()
         self.clock = clock or SystemClock()
         self.scheduler = Scheduler(self.clock, Fifo(), max_queue_depth)
-        self.ends: list[BaseException | None] = []
+        self.ends: list[Exception | None] = []
         self.dispatcher = Dispatcher(
             backend, self.scheduler, self.clock, self.loop.post, self.ends.append
         )

@@ -58,7 +58,7 @@ class Dispatcher:
         scheduler: Scheduler,
         clock: Clock,
         post: Post,
-        on_end: Callable[[BaseException | None], object] | None = None,
+        on_end: Callable[[Exception | None], object] | None = None,
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
@@ -85,24 +85,14 @@ class Dispatcher:
             if self._on_end is not None:
                 self._post(self._on_end, fault)
 
-    def _serve_until_closed(self) -> BaseException | None:
-        dispatch: Dispatch | None = None
+    def _serve_until_closed(self) -> Exception | None:
         try:
             while (dispatch := self._scheduler.next_dispatch()) is not None:
                 self._serve(dispatch)
-        except BaseException as error:  # a fault of ours, or a closed loop
+        except Exception as error:  # a fault of the discipline, or a closed loop
             log.exception("dispatch_thread_died")
-            if dispatch is not None:
-                self._fail(dispatch, error)
             return error
         return None
-
-    def _fail(self, dispatch: Dispatch, error: BaseException) -> None:
-        name = dispatch.model.name
-        requests = dispatch.requests + dispatch.expired
-        with suppress(RuntimeError):
-            failures = [BackendFailed("dispatch", name, repr(error)) for _ in requests]
-            self._post(deliver, requests, failures)
 
     def _serve(self, dispatch: Dispatch) -> None:
         outcomes = self._outcomes(dispatch) if dispatch.requests else []
@@ -122,9 +112,9 @@ class Dispatcher:
 
     def _outcomes(self, dispatch: Dispatch) -> list[Outcome]:
         model, requests = dispatch.model, dispatch.requests
-        started_ns = dispatch.started_ns
-        model.statistics.record_waits([started_ns - request.enqueued_ns for request in requests])
         try:
+            waits_ns = [dispatch.started_ns - request.enqueued_ns for request in requests]
+            model.statistics.record_waits(waits_ns)
             return self._execute(model, requests, dispatch.rows, dispatch.size)
         except Exception as error:
             log.exception(

@@ -1,0 +1,54 @@
+"""Counters of a model."""
+
+import pytest
+
+from hloserve.engine.statistics import WAITS_KEPT, ModelStatistics, percentile
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.0, 10), (0.25, 10), (0.26, 20), (0.5, 20), (0.99, 40), (1.0, 40)]
+)
+def test_percentile_takes_the_sample_at_the_rounded_up_place(
+    fraction: float, expected: int
+) -> None:
+    """The q-quantile is sample ceil(q n) of the sorted ones, never outside of them."""
+    assert expected == percentile([40, 10, 30, 20], fraction)
+
+
+def test_percentile_of_nothing_is_zero() -> None:
+    """A model without traffic has a wait of zero."""
+    assert percentile([], 0.5) == 0
+
+
+def test_only_the_latest_waits_are_kept() -> None:
+    """The ring of waits forgets the oldest."""
+    statistics = ModelStatistics()
+
+    statistics.record_waits(range(WAITS_KEPT + 5))
+
+    assert list(range(5, WAITS_KEPT + 5)) == statistics.waits_ns()
+
+
+def test_dispatches_add_up() -> None:
+    """Every dispatch counts its requests, its real and its compiled rows, and its time."""
+    statistics = ModelStatistics()
+
+    statistics.record_dispatch(size=4, requests=2, rows=3, compute_ns=10)
+    statistics.record_dispatch(size=4, requests=1, rows=4, compute_ns=5)
+    statistics.record_dispatch(size=8, requests=1, rows=5, compute_ns=1)
+
+    assert statistics.dispatch_count == 3
+    assert statistics.requests_served == 4
+    assert statistics.rows_served == 12
+    assert statistics.padded_rows == 16
+    assert statistics.compute_ns == 16
+    assert statistics.batch_sizes == {4: 2, 8: 1}
+
+
+def test_program_without_a_size_pads_nothing() -> None:
+    """Under size 0 the compiled rows are the real ones."""
+    statistics = ModelStatistics()
+
+    statistics.record_dispatch(size=0, requests=1, rows=3, compute_ns=1)
+
+    assert (statistics.padded_rows, statistics.batch_sizes) == (3, {0: 1})
