@@ -1,0 +1,387 @@
+"""V2 inference messages in JSON, with the binary tensor extension, on the server's side.
+
+What lives here: the infer request and response. What does not: numbers
+(`hloserve.wire.v2_json_numbers`), the other answers (`hloserve.wire.v2_json_calls`), HTTP, and
+checks against a model's specs (`hloserve.server`). Stateless; any thread.
+
+Rules.
+1. Unknown members are ignored; known ones have the type of the specification, or are null, which
+   means absent.
+2. The header's length decides where JSON ends. Binary tensors follow in the order in which their
+   tensors appear, without gaps, and nothing follows on them.
+3. What leaves is always JSON by RFC 8259. NaN and infinities become null unless asked otherwise.
+4. `binary_data_output` is the default of every output, listed or not; `binary_data` overrides it.
+
+Source: V2 protocol, "Inference Request/Response"; binary tensor data extension.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hloserve.core.dtypes import DTYPES, DType, by_kserve, by_numpy
+from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody, TensorMismatch
+from hloserve.core.requests import InferRequest, InferResponse, Parameter
+from hloserve.core.tensors import Array, AxisKind, Tensors, TensorSpec
+from hloserve.wire.tensor_bytes import ByteString, bytes_of, check_shape, view_as_array
+from hloserve.wire.v2_json_calls import (
+    encode_error,
+    encode_index,
+    encode_live,
+    encode_model_metadata,
+    encode_model_ready,
+    encode_ready,
+    encode_server_metadata,
+)
+from hloserve.wire.v2_json_numbers import NonFinite, array_from_json, json_from_array
+from hloserve.wire.v2_parameters import (
+    refuse_output_parameters,
+    refuse_shared_memory,
+    take_deadline,
+)
+
+__all__ = [
+    "LENGTH_HEADER",
+    "OutputForms",
+    "decode_infer_request",
+    "decode_raw_input",
+    "encode_error",
+    "encode_index",
+    "encode_infer_response",
+    "encode_live",
+    "encode_model_metadata",
+    "encode_model_ready",
+    "encode_ready",
+    "encode_server_metadata",
+]
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+"""The header that carries the length of the JSON part, in both directions."""
+
+Parameters: TypeAlias = dict[str, bool | int | float | str]
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: Parameters | None = None
+    data: Any = msgspec.UNSET
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: Parameters | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[_Output] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class OutputForms:
+    """How the answer shall be encoded, and what of the request only the model can explain.
+
+    Attributes:
+        default_is_binary: the form of outputs that `is_binary` does not name.
+        is_binary: the form of single outputs.
+        raw: the body of a raw request, whose `InferRequest.inputs` is empty until
+            `decode_raw_input` has interpreted it by the model's specs; None for all others.
+    """
+
+    default_is_binary: bool = False
+    is_binary: dict[str, bool] = field(default_factory=dict)
+    raw: ByteString | None = None
+
+
+def decode_infer_request(
+    model: str,
+    version: str,
+    body: ByteString,
+    header_length: str | None,
+    now_ns: int,
+    deadline_ns: int,
+) -> tuple[InferRequest, OutputForms]:
+    """Read an infer request.
+
+    Args:
+        model: from the path.
+        version: from the path; empty when it names none.
+        body: the whole body, decompressed.
+        header_length: the value of `LENGTH_HEADER`; None when it is absent.
+        now_ns: this process's monotonic clock at arrival; budgets in the parameters count from it.
+        deadline_ns: what the transport knows of the caller's deadline.
+
+    Returns:
+        The request, whose arrays are read-only and may be views of `body`; and how to answer.
+
+    Raises:
+        BadRequest: the request can never succeed; the message names the tensor.
+        NotPossibleNow: a tensor is in shared memory, which this server does not use.
+        NotImplementedYet: an output shall be classified.
+    """
+    json_bytes = len(body) if header_length is None else _parse_length(header_length, len(body))
+    if not json_bytes and header_length is not None:
+        raw_request = InferRequest(model, {}, "", version, deadline_ns=deadline_ns)
+        return raw_request, OutputForms(default_is_binary=True, raw=body)
+    text = body if json_bytes == len(body) else body[:json_bytes]
+    message = _parse(text)
+    may_hold_bools = type(text) is not bytes or b"true" in text or b"false" in text
+    request = InferRequest(model, {}, message.id or "", version, deadline_ns=deadline_ns)
+    forms = OutputForms()
+    position = json_bytes
+    for tensor in message.inputs:
+        if tensor.name in request.inputs:
+            raise DuplicateTensor(f"input {tensor.name!r}")
+        if tensor.parameters:
+            position += _read_binary(tensor, request.inputs, body, position, header_length)
+        else:
+            _read_json(tensor, request.inputs, may_hold_bools)
+    if position != len(body):
+        raise MalformedBody(
+            f"{len(body) - position} bytes are left after the last binary tensor; the"
+            " binary_data_size parameters must add up to what follows the JSON",
+            position,
+        )
+    if message.parameters:
+        parameters: dict[str, Parameter] = message.parameters
+        forms.default_is_binary = _take_flag(parameters, "binary_data_output", "request") or False
+        request.deadline_ns = take_deadline(parameters, now_ns, deadline_ns)
+        request.parameters = parameters
+    if message.outputs:
+        request.outputs = _read_outputs(message.outputs, forms.is_binary)
+    return request, forms
+
+
+def _parse_length(text: str, body_bytes: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise MalformedBody(
+            f"header {LENGTH_HEADER} is {text[:64]!r}; it must be the length of the JSON part"
+        )
+    length = int(text)
+    if length > body_bytes:
+        raise MalformedBody(f"header {LENGTH_HEADER} is {length}, the body has {body_bytes} bytes")
+    return length
+
+
+# One token or one whole string, so that a token inside a string stays what it is.
+_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?(?:NaN|Infinity)', re.DOTALL)
+
+
+def _quote_token(match: re.Match[bytes]) -> bytes:
+    token = match[0]
+    return token if token[:1] == b'"' else b'"%b"' % token
+
+
+def _parse(text: ByteString) -> _Request:
+    """Parse JSON; bare NaN and Infinity, which many clients write, are taken as strings."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.DecodeError as error:
+        quoted = None if isinstance(error, msgspec.ValidationError) else _quote_tokens(text)
+        if quoted is None:
+            raise _not_json(error, len(text)) from error
+    except (RecursionError, UnicodeError) as error:
+        raise _not_json(error, len(text)) from error
+    try:
+        return _decoder.decode(quoted)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise _not_json(error, len(text)) from error
+
+
+def _quote_tokens(text: ByteString) -> bytes | None:
+    whole = bytes(text)
+    if b"NaN" not in whole and b"Infinity" not in whole:
+        return None
+    return _TOKENS.sub(_quote_token, whole)
+
+
+def _not_json(error: Exception, text_bytes: int) -> MalformedBody:
+    if not text_bytes:
+        return MalformedBody("the body is empty; an infer request is a JSON object with inputs")
+    if isinstance(error, msgspec.ValidationError):
+        return MalformedBody(f"the JSON is not an infer request: {error}")
+    if isinstance(error, RecursionError):
+        return MalformedBody("the JSON is nested too deeply")
+    return MalformedBody(f"the body is not JSON: {error}")
+
+
+def _dtype(name: str, datatype: str) -> DType:
+    try:
+        return by_kserve(datatype)
+    except KeyError:
+        known = ", ".join(dtype.kserve for dtype in DTYPES if dtype.kserve)
+        what = "BYTES tensors are" if datatype == "BYTES" else f"datatype {datatype!r} is"
+        raise BadRequest(
+            f"input {name!r}: {what} not supported; the datatypes are {known}"
+        ) from None
+
+
+def _read_json(tensor: _Input, arrays: Tensors, may_hold_bools: bool) -> None:
+    name = tensor.name
+    dtype = _dtype(name, tensor.datatype)
+    elements = check_shape(name, dtype, tensor.shape)
+    if tensor.data is msgspec.UNSET:
+        raise BadRequest(
+            f"input {name!r} has no data; send data, or binary_data_size and the bytes after the"
+            " JSON"
+        )
+    arrays[name] = array_from_json(name, dtype, tensor.shape, elements, tensor.data, may_hold_bools)
+
+
+def _read_binary(
+    tensor: _Input, arrays: Tensors, body: ByteString, position: int, header_length: str | None
+) -> int:
+    """Read an input that has parameters; returns how many bytes of the binary part it took."""
+    name = tensor.name
+    parameters = tensor.parameters or {}
+    refuse_shared_memory(f"input {name!r}", parameters)
+    if "binary_data_size" not in parameters:
+        _read_json(tensor, arrays, may_hold_bools=True)
+        return 0
+    size = parameters["binary_data_size"]
+    if type(size) is not int or size < 0:
+        raise BadRequest(
+            f"input {name!r}: binary_data_size is {size!r}; it must be an integer of 0 or more"
+        )
+    if tensor.data is not msgspec.UNSET:
+        raise BadRequest(f"input {name!r} has data and binary_data_size; send one of them")
+    if header_length is None:
+        raise MalformedBody(
+            f"input {name!r} has binary_data_size, but the header {LENGTH_HEADER} is missing"
+        )
+    if size > len(body) - position:
+        raise MalformedBody(
+            f"input {name!r}: binary_data_size is {size}, only {len(body) - position} bytes are"
+            " left",
+            position,
+        )
+    dtype = _dtype(name, tensor.datatype)
+    nbytes = check_shape(name, dtype, tensor.shape) * dtype.itemsize
+    data = memoryview(body)[position : position + size]
+    arrays[name] = view_as_array(name, dtype, tensor.shape, nbytes, data)
+    return size
+
+
+def _take_flag(parameters: dict[str, Parameter], key: str, where: str) -> bool | None:
+    flag = parameters.pop(key, None)
+    if flag is not None and type(flag) is not bool:
+        raise BadRequest(f"{where}: parameter {key} is {flag!r}; it must be true or false")
+    return flag
+
+
+def _read_outputs(outputs: Sequence[_Output], is_binary: dict[str, bool]) -> tuple[str, ...]:
+    names: list[str] = []
+    for output in outputs:
+        if output.name in names:
+            raise DuplicateTensor(f"output {output.name!r}")
+        names.append(output.name)
+        if output.parameters:
+            where = f"output {output.name!r}"
+            refuse_output_parameters(where, output.parameters)
+            flag = _take_flag(output.parameters, "binary_data", where)
+            if flag is not None:
+                is_binary[output.name] = flag
+    return tuple(names)
+
+
+def decode_raw_input(raw: ByteString, specs: Sequence[TensorSpec]) -> Tensors:
+    """Interpret a raw request's body: the bytes of the one input, as a batch of one.
+
+    Args:
+        raw: `OutputForms.raw`.
+        specs: the model's client-facing inputs.
+
+    Raises:
+        BadRequest: the model has several inputs, or more open axes than can be inferred.
+        TensorMismatch: the byte length fits no shape of the input.
+
+    Source: V2 protocol, binary tensor data extension, "Raw Binary Request".
+    """
+    if len(specs) != 1:
+        raise BadRequest(
+            f"a raw request needs a model with one input, this one has {len(specs)};"
+            " send JSON or binary tensors"
+        )
+    spec = specs[0]
+    shape = [1 if axis.kind is AxisKind.BATCH else axis.extent for axis in spec.axes]
+    open_axes = [position for position, extent in enumerate(shape) if extent is None]
+    if len(open_axes) > 1:
+        raise BadRequest(
+            f"input {spec.name!r}: a raw request can leave one variable axis open, this input has"
+            f" {len(open_axes)}; send JSON or binary tensors"
+        )
+    known = [extent for extent in shape if extent is not None]
+    row_bytes = prod(known) * spec.dtype.itemsize
+    if open_axes and row_bytes:
+        if len(raw) % row_bytes:
+            raise TensorMismatch(
+                f"input {spec.name!r}", "byte length", f"a multiple of {row_bytes}", len(raw)
+            )
+        known.insert(open_axes[0], len(raw) // row_bytes)
+    elif open_axes:
+        known.insert(open_axes[0], 0)
+    nbytes = prod(known) * spec.dtype.itemsize
+    return {spec.name: view_as_array(spec.name, spec.dtype, known, nbytes, raw)}
+
+
+def encode_infer_response(
+    response: InferResponse, forms: OutputForms, non_finite: NonFinite = "null"
+) -> tuple[bytes, str, int | None]:
+    """Write an infer response.
+
+    Args:
+        response: what to send; its arrays are not referenced after the call.
+        forms: from the request.
+        non_finite: how NaN and infinities are written in JSON: null, or as the strings "NaN",
+            "Infinity" and "-Infinity".
+
+    Returns:
+        The body, its content type, and the value of `LENGTH_HEADER` when a tensor is binary.
+    """
+    message: dict[str, Any] = {"model_name": response.model}
+    if response.version:
+        message["model_version"] = response.version
+    if response.id:
+        message["id"] = response.id
+    binary: list[bytes | memoryview] = []
+    message["outputs"] = [
+        _describe_output(name, array, forms, binary, non_finite)
+        for name, array in response.outputs.items()
+    ]
+    text = _encoder.encode(message)
+    if not binary:
+        return text, "application/json", None
+    return b"".join((text, *binary)), "application/octet-stream", len(text)
+
+
+def _describe_output(
+    name: str,
+    array: Array,
+    forms: OutputForms,
+    binary: list[bytes | memoryview],
+    non_finite: NonFinite,
+) -> Mapping[str, Any]:
+    described: dict[str, Any] = {
+        "name": name,
+        "datatype": by_numpy(array.dtype).kserve,
+        "shape": array.shape,
+    }
+    if forms.is_binary.get(name, forms.default_is_binary):
+        data = bytes_of(array)
+        described["parameters"] = {"binary_data_size": len(data)}
+        binary.append(data)
+    else:
+        described["data"] = json_from_array(array, non_finite)
+    return described
