@@ -65,7 +65,7 @@ _JSON_NAMES: Mapping[type, str] = {
 
 
 def array_from_json(
-    name: str, dtype: DType, shape: Sequence[int], elements: int, data: Any, may_hold_bools: bool
+    name: str, dtype: DType, shape: Sequence[int], elements: int, data: Any, is_numbers: bool
 ) -> Array:
     """Build a tensor from decoded JSON.
 
@@ -75,7 +75,7 @@ def array_from_json(
         shape: outermost extent first, passed by `check_shape`.
         elements: the product of `shape`.
         data: what JSON held; a bare value is allowed for rank 0.
-        may_hold_bools: False when the text has no ``true`` and no ``false``.
+        is_numbers: True when `data` is known to be a list of nothing but int and float.
 
     Returns:
         A read-only array.
@@ -94,7 +94,7 @@ def array_from_json(
         )
     if dtype is BOOL:
         packed = _pack_bools(name, flat)
-    elif may_hold_bools and bool in set(map(type, flat)):
+    elif not is_numbers and bool in set(map(type, flat)):
         packed = _pack(dtype, _repair(name, dtype, flat))  # raises: a bool is no number
     else:
         try:
@@ -179,9 +179,16 @@ def _round_to_bf16(name: str, shape: Sequence[int], packed: bytes) -> Array:
 
 
 def _repair(name: str, dtype: DType, flat: Sequence[Any]) -> list[int] | list[float]:
-    """Find the value that cannot be packed and name it; pass the spellings that are allowed."""
+    """Take the spellings that are allowed; name the first value that the datatype cannot hold."""
     if dtype in _INTEGERS:
         return [_as_integer(name, dtype, index, value) for index, value in enumerate(flat)]
+    try:
+        numbers = [_NON_FINITE[value] if type(value) is str else value for value in flat]
+        if bool not in set(map(type, flat)):
+            _pack(dtype, numbers)
+            return numbers
+    except (KeyError, struct.error, OverflowError):
+        pass
     return [_as_float(name, dtype, index, value) for index, value in enumerate(flat)]
 
 
