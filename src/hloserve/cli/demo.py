@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hloserve.cli.server_options import endpoint_options, load_settings, start_logging
+from hloserve.cli.server_options import endpoint_options, load_settings
 from hloserve.core.errors import ConfigProblem
 
 __all__ = ["demo"]
@@ -33,7 +33,6 @@ def demo(ports_file: Path | None, **flags: Any) -> int:
     if not repository.is_dir():
         raise ConfigProblem(str(repository), "", "the package lacks its demo; install it again")
     loaded = load_settings(None, {**flags, "model_dirs": (str(repository),)})
-    start_logging(loaded)
     from hloserve.server.demo import run
 
     return run(loaded, ports_file=ports_file, show_progress=sys.stderr.isatty())

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hloserve.cli.server_options import endpoint_options, load_settings, start_logging
+from hloserve.cli.server_options import endpoint_options, load_settings
 
 __all__ = ["serve"]
 
@@ -58,7 +58,6 @@ def serve(
         file, {**flags, "model_dirs": repositories or None, "include": include or None}
     )
     require_model_dirs(loaded)
-    start_logging(loaded)
     from hloserve.server.worker import serve as serve_worker
 
     return serve_worker(loaded, ports_file=ports_file, show_progress=sys.stderr.isatty())

@@ -5,7 +5,6 @@ Main thread.
 """
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from hloserve.config import LoadedConfig
 
-__all__ = ["FLAG_PATHS", "endpoint_options", "load_settings", "start_logging"]
+__all__ = ["FLAG_PATHS", "endpoint_options", "load_settings"]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -76,13 +75,3 @@ def load_settings(file: Path | None, flags: Mapping[str, object]) -> "LoadedConf
     from hloserve.config import load
 
     return load(file, os.environ, {FLAG_PATHS.get(name, name): v for name, v in flags.items()})
-
-
-def start_logging(loaded: "LoadedConfig") -> None:
-    """Send the log where the settings say."""
-    from hloserve.config import resolve_log_format
-    from hloserve.core.logging import configure
-
-    settings = loaded.config.logging
-    chosen = resolve_log_format(settings, is_terminal=sys.stderr.isatty())
-    configure(chosen.value, settings.level)

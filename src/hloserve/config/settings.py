@@ -5,7 +5,7 @@ does not: where raw values come from (`hloserve.config.loading`). Immutable; any
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +159,7 @@ def _describe(info: inspect.Type) -> tuple[str, str]:
         case inspect.Metadata(type=inner):
             return _describe_unit(inner, _reading(info).unit)
         case inspect.LiteralType(values=values):
-            return "str", " or ".join(map(repr, values))
+            return "str", _one_of([repr(value) for value in values])
         case inspect.BoolType():
             return "bool", "true or false"
         case inspect.IntType():
@@ -173,9 +173,14 @@ def _describe(info: inspect.Type) -> tuple[str, str]:
         case inspect.UnionType(types=types):
             known = [_describe(t) for t in types if not isinstance(t, inspect.NoneType)]
             kind = known[0][0] if len(known) == 1 else "int_or_word"
-            return kind, " or ".join(words for _, words in known)
+            return kind, _one_of([words for _, words in known])
         case _:
             return "str", "a text that is not empty"
+
+
+def _one_of(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _describe_unit(info: inspect.Type, unit: str) -> tuple[str, str]:
