@@ -120,7 +120,8 @@ def test_lone_request_without_a_batch_axis_goes_as_it_is() -> None:
 
     (batch,) = assemble([spec("x", "")], [[scalar]], rows=1, size=0, staging=StagingArea())
 
-    assert (batch.shape, batch) == ((), 5)
+    assert batch.shape == ()
+    assert batch == 5
 
 
 def test_staging_memory_is_used_again() -> None:

@@ -1,0 +1,227 @@
+"""What every backend does: one suite, run on NumPy and on XLA."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hloserve.core.dtypes import DTYPES, F32, DType
+from hloserve.core.errors import BackendFailed, ProgramProblem
+from hloserve.core.tensors import Array
+from hloserve.engine.assembly import StagingArea
+from hloserve.engine.backend import Backend, Executable
+from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.signature import Signature, TensorType, parse_tensor_type
+
+_BODIES = {
+    "scale": """%1 = stablehlo.broadcast_in_dim %b, dims = [1] : ({B}) -> {A}
+      %2 = stablehlo.multiply %a, %1 : {A}
+      return %2 : {A}""",
+    "identity": "return %a : {A}",
+    "both": "return %a, %b : {A}, {B}",
+}
+
+
+@dataclass
+class Case:
+    """A backend and the way its programs are written."""
+
+    backend: Backend
+    write: Callable[[str, list[str], list[str]], bytes]
+
+    def build(self, function: str, inputs: list[str], outputs: list[str]) -> Executable:
+        """Read and compile one of the suite's programs."""
+        artifact = self.write(function, inputs, outputs)
+        return self.backend.compile(self.backend.read_program(artifact, "model.mlir"), "m")
+
+    def run(self, executable: Executable, *arrays: Array) -> list[Array]:
+        """Take arrays through the device and free what was made for it."""
+        arguments = self.backend.to_device(arrays)
+        results = self.backend.execute(executable, arguments)
+        outputs = self.backend.to_host(results)
+        self.backend.free([*arguments, *results])
+        return outputs
+
+
+def _write_json(function: str, inputs: list[str], outputs: list[str]) -> bytes:
+    name = "identity" if function == "both" else function
+    return json.dumps({"function": name, "inputs": inputs, "outputs": outputs}).encode()
+
+
+def _write_mlir(function: str, inputs: list[str], outputs: list[str]) -> bytes:
+    names = dict(zip("AB", inputs, strict=False))
+    arguments = ", ".join(f"%{letter.lower()}: {kind}" for letter, kind in names.items())
+    body = _BODIES[function].format(**names)
+    return f"""module @m {{
+    func.func public @main({arguments}) -> ({", ".join(outputs)}) {{
+      {body}
+    }} }}""".encode()
+
+
+@pytest.fixture(params=["fake", pytest.param("xla", marks=pytest.mark.xla)], scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each backend in turn."""
+    if request.param == "fake":
+        return Case(FakeBackend(), _write_json)
+    xla_backend = pytest.importorskip("hloserve.engine.xla_backend")
+    return Case(xla_backend.XlaBackend("cpu"), _write_mlir)
+
+
+@pytest.fixture(scope="module")
+def scale(case: Case) -> Executable:
+    """Four rows of three, times a weight."""
+    return case.build("scale", ["tensor<4x3xf32>", "tensor<3xf32>"], ["tensor<4x3xf32>"])
+
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+W = np.array([1, 2, 3], np.float32)
+
+
+def _aligned(array: Array) -> Array:
+    copy = StagingArea().take(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def test_device_has_a_name(case: Case) -> None:
+    """Logs and metrics can say what a worker runs on."""
+    assert case.backend.platform
+    assert case.backend.device_kind
+
+
+def test_signature_is_that_of_the_program(case: Case) -> None:
+    """Types are known before compiling, open extents included, and kept by compiling."""
+    artifact = case.write("identity", ["tensor<?x3xi8>"], ["tensor<?x3xi8>"])
+    open_type = parse_tensor_type("tensor<?x3xi8>")
+    closed = parse_tensor_type("tensor<2x3xi8>")
+
+    program = case.backend.read_program(artifact, "model.mlir")
+    fixed = case.backend.specialise(program, [closed])
+
+    assert program.signature == Signature((open_type,), (open_type,))
+    assert case.backend.compile(fixed, "m").signature.inputs == (closed,)
+
+
+@pytest.mark.parametrize("artifact", [b"", b"rubbish", b"{}", b"module {", b"\xff\x00ML\xefR"])
+def test_rubbish_is_refused_by_name(case: Case, artifact: bytes) -> None:
+    """What is not a program is a problem of its file."""
+    with pytest.raises(ProgramProblem, match=r"model\.b1\.mlir"):
+        case.backend.read_program(artifact, "model.b1.mlir")
+
+
+def test_program_computes(case: Case, scale: Executable) -> None:
+    """Arguments in, results out."""
+    (y,) = case.run(scale, X, W)
+
+    np.testing.assert_array_equal(y, X * W)
+    assert y.flags.c_contiguous
+
+
+def test_weights_serve_many_executions(case: Case, scale: Executable) -> None:
+    """A buffer that is not freed can be used again."""
+    weights = case.backend.to_device([_aligned(W)])
+    for factor in (1, 2, 3):
+        inputs = case.backend.to_device([_aligned(factor * X)])
+        results = case.backend.execute(scale, [*inputs, *weights])
+        np.testing.assert_array_equal(case.backend.to_host(results)[0], factor * X * W)
+        case.backend.free([*inputs, *results])
+    case.backend.free(weights)
+
+
+def test_results_come_in_order(case: Case) -> None:
+    """Several results keep their order."""
+    kinds = ["tensor<4x3xf32>", "tensor<3xf32>"]
+
+    x, w = case.run(case.build("both", kinds, kinds), X, W)
+
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(w, W)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_element_type_passes_exactly(case: Case, dtype: DType) -> None:
+    """Bits go to the device and back unchanged, 64-bit ones too."""
+    kind = str(TensorType(dtype, (2, 3)))
+    if dtype.numpy.kind in "iu":
+        limits = np.iinfo(dtype.numpy)
+        x = np.array([[0, 1, 2], [limits.min, limits.max, 3]], dtype.numpy)
+    else:
+        x = np.array([[0, 1, 2], [0.5, 1, 0]], np.float32).astype(dtype.numpy)
+
+    (y,) = case.run(case.build("identity", [kind], [kind]), x)
+
+    assert y.dtype == dtype.numpy
+    assert y.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,)], ids=str)
+def test_scalars_and_empty_tensors_pass(case: Case, shape: tuple[int, ...]) -> None:
+    """Rank 0 and extent 0 are tensors like others."""
+    kind = str(TensorType(F32, shape))
+
+    (y,) = case.run(case.build("identity", [kind], [kind]), np.ones(shape, np.float32))
+
+    assert y.shape == shape
+
+
+def test_result_never_aliases_an_argument(case: Case) -> None:
+    """Staging memory may be written again after a dispatch without changing its answers."""
+    kind = "tensor<4x3xf32>"
+    executable = case.build("identity", [kind], [kind])
+    staged = _aligned(X)
+
+    (y,) = case.run(executable, staged)
+    staged[...] = -1
+
+    np.testing.assert_array_equal(y, X)
+
+
+def test_host_array_outlives_its_buffer(case: Case, scale: Executable) -> None:
+    """Answers are encoded after the dispatch has freed its buffers and others have run."""
+    answers = [case.run(scale, _aligned(factor * X), W)[0] for factor in range(20)]
+
+    for factor, y in enumerate(answers):
+        np.testing.assert_array_equal(y, factor * X * W)
+
+
+def test_freeing_twice_is_ignored(case: Case) -> None:
+    """Giving a buffer back again does nothing."""
+    buffers = case.backend.to_device([X])
+
+    case.backend.free(buffers)
+    case.backend.free(buffers)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[X], [X, W, W], [X[:3].copy(), W], [X.astype(np.float64), W]],
+    ids=["too few", "too many", "wrong shape", "wrong dtype"],
+)  # fmt: skip
+def test_wrong_arguments_fail_and_the_device_goes_on(
+    case: Case, scale: Executable, arguments: list[Array]
+) -> None:
+    """A bad call is reported and harms no later one."""
+    buffers = case.backend.to_device(arguments)
+
+    with pytest.raises(BackendFailed):
+        case.backend.to_host(case.backend.execute(scale, buffers))
+    case.backend.free(buffers)
+
+    np.testing.assert_array_equal(case.run(scale, X, W)[0], X * W)
+
+
+def test_freed_argument_is_refused(case: Case, scale: Executable) -> None:
+    """Use after free is an error, not a wrong answer."""
+    buffers = case.backend.to_device([X, W])
+    case.backend.free(buffers)
+
+    with pytest.raises(BackendFailed):
+        case.backend.execute(scale, buffers)
+
+
+def test_memory_is_reported_in_bytes_or_not_at_all(case: Case) -> None:
+    """What the allocator says is plausible."""
+    memory = case.backend.memory()
+
+    assert memory is None or memory.in_use_bytes >= 0
