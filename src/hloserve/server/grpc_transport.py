@@ -19,8 +19,6 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias, cast
 
 from typing_extensions import override
@@ -28,6 +26,7 @@ from typing_extensions import override
 from hloserve.core.clock import Clock
 from hloserve.core.errors import Code, HloserveError
 from hloserve.core.requests import NEVER_NS
+from hloserve.server.grpc_watch import GrpcTimeouts, Verdict, Watch
 from hloserve.wire.grpc_events import RpcCancelled, RpcReceived
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_headers import Headers, metadata_value
@@ -45,27 +44,7 @@ _READ_BYTES = 256 * 1024
 _WRITE_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 1024 * 1024
 _SWEEP_PERIOD_S = 1.0
-_PING_ANSWER_S = 20.0
 _GOODBYE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcTimeouts:
-    """How long a peer may take. Checked by a sweep about once a second.
-
-    Attributes:
-        handshake_s: from the connection to the end of the HTTP/2 preface.
-        receive_s: without a byte while a request is half received.
-        send_s: without a byte going out while replies wait for the socket.
-        idle_s: without any call; the connection is then drained, and clients open another.
-        keepalive_s: without a byte from the peer before it is asked for a sign of life.
-    """
-
-    handshake_s: float = 10.0
-    receive_s: float = 60.0
-    send_s: float = 60.0
-    idle_s: float = 3600.0
-    keepalive_s: float = 120.0
 
 
 class Rpc:
@@ -156,7 +135,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.http2: GrpcServerConnection[Handler] = GrpcServerConnection(
             server.methods, server.limits
         )
-        self._watch = _Watch(server.now_ns())
+        self._watch = Watch(server.now_ns())
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -257,13 +236,13 @@ class _Connection(asyncio.BufferedProtocol):
         http2, watch = self.http2, self._watch
         http2.replenish()
         verdict = watch.judge(now_ns, timeouts, http2, is_paused=self._is_paused)
-        if verdict is _Verdict.ABORT:
+        if verdict is Verdict.ABORT:
             self.abort()
-        elif verdict is _Verdict.DRAIN:
+        elif verdict is Verdict.DRAIN:
             self.drain()
-        elif verdict is _Verdict.CLOSE:
+        elif verdict is Verdict.CLOSE:
             self.close("no bytes came in time")
-        elif verdict is _Verdict.PING:
+        elif verdict is Verdict.PING:
             http2.ping()
             self.flush()
 
@@ -281,74 +260,6 @@ def _cancel(event: "RpcCancelled[Handler]") -> None:
         rpc.cancelled()
     except Exception:  # the edge of a request: the connection goes on
         log.exception("on_cancel failed")
-
-
-class _Verdict(Enum):
-    """What the sweep does about a connection."""
-
-    NONE = 0
-    PING = 1
-    DRAIN = 2
-    CLOSE = 3
-    ABORT = 4
-
-
-class _Watch:
-    """When a connection last did what; a decision about its timeouts.
-
-    The hot path only sets `has_read`; instants are as coarse as the sweep.
-    """
-
-    __slots__ = (
-        "has_pinged",
-        "has_read",
-        "last_call_ns",
-        "last_read_ns",
-        "last_stream_id",
-        "last_write_ns",
-    )
-
-    def __init__(self, now_ns: int) -> None:
-        self.has_read = False
-        self.has_pinged = False
-        self.last_read_ns = self.last_write_ns = self.last_call_ns = now_ns
-        self.last_stream_id = 0
-
-    def judge(
-        self,
-        now_ns: int,
-        timeouts: GrpcTimeouts,
-        http2: "GrpcServerConnection[Handler]",
-        *,
-        is_paused: bool,
-    ) -> _Verdict:
-        """Say what is due."""
-        if self.has_read:
-            self.has_read = self.has_pinged = False
-            self.last_read_ns = now_ns
-        if http2.open_rpcs or http2.last_stream_id != self.last_stream_id:
-            self.last_stream_id, self.last_call_ns = http2.last_stream_id, now_ns
-        if is_paused:  # nothing is read then, so silence says nothing
-            is_late = _late(now_ns, self.last_write_ns, timeouts.send_s)
-            return _Verdict.ABORT if is_late else _Verdict.NONE
-        if not http2.is_open:
-            is_late = _late(now_ns, self.last_call_ns, timeouts.handshake_s)
-            return _Verdict.ABORT if is_late else _Verdict.NONE
-        if _late(now_ns, self.last_read_ns, timeouts.receive_s) and http2.has_partial:
-            return _Verdict.CLOSE
-        if _late(now_ns, self.last_call_ns, timeouts.idle_s) and not http2.is_draining:
-            return _Verdict.DRAIN
-        if _late(now_ns, self.last_read_ns, timeouts.keepalive_s):
-            if not self.has_pinged:
-                self.has_pinged = True
-                return _Verdict.PING
-            if _late(now_ns, self.last_read_ns, timeouts.keepalive_s + _PING_ANSWER_S):
-                return _Verdict.ABORT
-        return _Verdict.NONE
-
-
-def _late(now_ns: int, since_ns: int, timeout_s: float) -> bool:
-    return now_ns - since_ns > timeout_s * 1e9
 
 
 class GrpcServer:
@@ -448,20 +359,22 @@ class GrpcServer:
             connection.drain()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._is_empty.wait(), grace_s)
-        await self.close()
+        self.close()
+        await self.wait_closed()
 
-    async def close(self) -> None:
-        """Close the listener and every connection; calls under way are cancelled."""
+    def close(self) -> None:
+        """Close the listener and every connection; calls under way are cancelled. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in tuple(self._connections):
             connection.close("server is shutting down")
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._is_empty.wait(), _GOODBYE_S)
-        for connection in tuple(self._connections):
-            connection.abort()
+        if self._connections and self._loop is not None:
+            self._loop.call_later(_GOODBYE_S, self._abort_all)
+
+    async def wait_closed(self) -> None:
+        """After `close`: wait until the last connection is gone; about a second at most."""
         await self._is_empty.wait()
 
     def sweep(self) -> None:
@@ -489,6 +402,10 @@ class GrpcServer:
         if not self._is_in_batch and not self._is_flush_scheduled and self._loop is not None:
             self._is_flush_scheduled = True
             self._loop.call_soon(self._flush_scheduled)
+
+    def _abort_all(self) -> None:
+        for connection in tuple(self._connections):
+            connection.abort()
 
     def _flush_scheduled(self) -> None:
         self._is_flush_scheduled = False

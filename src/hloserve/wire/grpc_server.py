@@ -41,6 +41,7 @@ from hloserve.wire.grpc_headers import (
     parse_timeout_ns,
 )
 from hloserve.wire.grpc_limits import GrpcLimits
+from hloserve.wire.grpc_preface import Preface
 from hloserve.wire.http2 import (
     DataReceived,
     ErrorCode,
@@ -59,12 +60,6 @@ __all__ = ["GrpcServerConnection"]
 
 M = TypeVar("M")
 
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HTTP1_TEXT: Final = b"This port serves gRPC, which is HTTP/2. REST has a port of its own.\n"
-_HTTP1_ANSWER: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(_HTTP1_TEXT), _HTTP1_TEXT)
-)
 _DRAIN_PING: Final = b"draining"
 _NOTHING: Final[frozenset[bytes]] = frozenset()
 
@@ -106,7 +101,7 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         self.is_drained = False
         self._methods = methods
         self._streaming = streaming
-        self._preface = b""
+        self._preface = Preface()
         self._rpcs: dict[int, RpcReceived[M]] = {}
         self._partial_bytes = 0
         self._unsent_at_most = 0
@@ -163,11 +158,9 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         rpc = self._rpcs.pop(stream_id, None)
         if rpc is None or self.is_closed:
             return
-        limit = self.limits.max_send_msg_bytes
-        if len(message) > limit:
+        if len(message) > self.limits.max_send_msg_bytes:
             self._rpcs[stream_id] = rpc
-            error = BodyTooLarge(limit, len(message), MAX_SEND_SETTING)
-            self._answer_status(rpc, grpc_code(error.code), str(error))
+            self._refuse_reply(rpc, len(message))
             return
         self._unsent_at_most += len(message)
         http2 = self._http2
@@ -189,10 +182,8 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         rpc = self._rpcs.get(stream_id)
         if rpc is None or self.is_closed:
             return
-        limit = self.limits.max_send_msg_bytes
-        if len(message) > limit:
-            error = BodyTooLarge(limit, len(message), MAX_SEND_SETTING)
-            self._answer_status(rpc, grpc_code(error.code), str(error))
+        if len(message) > self.limits.max_send_msg_bytes:
+            self._refuse_reply(rpc, len(message))
             return
         self._unsent_at_most += len(message)
         try:
@@ -244,19 +235,14 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         """Look whether the peer speaks HTTP/2; returns what is to be read now."""
         if self.is_closed:
             return b""
-        self._preface += data
-        start = self._preface[: len(_PREFACE)]
-        if start == _PREFACE:
-            self.is_open = True
-            data, self._preface = self._preface, b""
-            return data
-        if not _PREFACE.startswith(start):
+        preface = self._preface
+        preface.feed(data)
+        self.is_open = preface.is_http2
+        if preface.fault:
             self.is_closed = True
-            self.end_reason = "the peer does not speak HTTP/2"
-            if start[:1].isalpha():
-                self.end_reason = "the peer speaks HTTP/1"
-                self._final_output = _HTTP1_ANSWER
-        return b""
+            self.end_reason = preface.fault
+            self._final_output = preface.answer
+        return preface.data if self.is_open else b""
 
     def _begin(self, event: RequestReceived, found: list[ServerEvent[M]]) -> None:
         stream_id = self._last_peer_stream = event.stream_id
@@ -388,6 +374,10 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         self._answer_status(rpc, grpc_code(error.code), str(error))
         if rpc.is_delivered:  # a streaming call whose handler must learn that it is over
             found.append(RpcCancelled(rpc))
+
+    def _refuse_reply(self, rpc: RpcReceived[M], nbytes: int) -> None:
+        error = BodyTooLarge(self.limits.max_send_msg_bytes, nbytes, MAX_SEND_SETTING)
+        self._answer_status(rpc, grpc_code(error.code), str(error))
 
     def _answer_status(self, rpc: RpcReceived[M], code: int, text: str) -> None:
         self._forget(rpc)

@@ -1,0 +1,102 @@
+"""When a gRPC connection is too slow, too idle or dead: the decisions of the transport's sweep.
+
+What lives here: the timeouts and the verdict on one connection. What does not: carrying it out
+(`hloserve.server.grpc_transport`). No I/O, no clock of its own; loop thread.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from hloserve.wire.grpc_server import GrpcServerConnection
+
+__all__ = ["GrpcTimeouts", "Verdict", "Watch"]
+
+_PING_ANSWER_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcTimeouts:
+    """How long a peer may take. Checked by a sweep about once a second.
+
+    Attributes:
+        handshake_s: from the connection to the end of the HTTP/2 preface.
+        receive_s: without a byte while a request is half received.
+        send_s: without a byte going out while replies wait for the socket.
+        idle_s: without any call; the connection is then drained, and clients open another.
+        keepalive_s: without a byte from the peer before it is asked for a sign of life.
+    """
+
+    handshake_s: float = 10.0
+    receive_s: float = 60.0
+    send_s: float = 60.0
+    idle_s: float = 3600.0
+    keepalive_s: float = 120.0
+
+
+class Verdict(Enum):
+    """What the sweep does about a connection."""
+
+    NONE = 0
+    PING = 1
+    DRAIN = 2
+    CLOSE = 3
+    ABORT = 4
+
+
+class Watch:
+    """When a connection last did what; a decision about its timeouts.
+
+    The hot path only sets `has_read`; instants are as coarse as the sweep.
+    """
+
+    __slots__ = (
+        "has_pinged",
+        "has_read",
+        "last_call_ns",
+        "last_read_ns",
+        "last_stream_id",
+        "last_write_ns",
+    )
+
+    def __init__(self, now_ns: int) -> None:
+        self.has_read = False
+        self.has_pinged = False
+        self.last_read_ns = self.last_write_ns = self.last_call_ns = now_ns
+        self.last_stream_id = 0
+
+    def judge(
+        self,
+        now_ns: int,
+        timeouts: GrpcTimeouts,
+        http2: GrpcServerConnection[Any],
+        *,
+        is_paused: bool,
+    ) -> Verdict:
+        """Say what is due."""
+        if self.has_read:
+            self.has_read = self.has_pinged = False
+            self.last_read_ns = now_ns
+        if http2.open_rpcs or http2.last_stream_id != self.last_stream_id:
+            self.last_stream_id, self.last_call_ns = http2.last_stream_id, now_ns
+        if is_paused:  # nothing is read then, so silence says nothing
+            isis_late_ = _is_past(now_ns, self.last_write_ns, timeouts.send_s)
+            return Verdict.ABORT if isis_late_ else Verdict.NONE
+        if not http2.is_open:
+            isis_late_ = _is_past(now_ns, self.last_call_ns, timeouts.handshake_s)
+            return Verdict.ABORT if isis_late_ else Verdict.NONE
+        if _is_past(now_ns, self.last_read_ns, timeouts.receive_s) and http2.has_partial:
+            return Verdict.CLOSE
+        if _is_past(now_ns, self.last_call_ns, timeouts.idle_s) and not http2.is_draining:
+            return Verdict.DRAIN
+        if _is_past(now_ns, self.last_read_ns, timeouts.keepalive_s):
+            if not self.has_pinged:
+                self.has_pinged = True
+                return Verdict.PING
+            if _is_past(now_ns, self.last_read_ns, timeouts.keepalive_s + _PING_ANSWER_S):
+                return Verdict.ABORT
+        return Verdict.NONE
+
+
+def _is_past(now_ns: int, since_ns: int, timeout_s: float) -> bool:
+    return now_ns - since_ns > timeout_s * 1e9
