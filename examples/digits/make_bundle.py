@@ -10,6 +10,7 @@ the samples that the package ships for `hloserve demo`.
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ LEAST_ACCURACY = 0.98
 
 _HERE = Path(__file__).parent
 _PACKAGE = _HERE.parent.parent / "src" / "hloserve" / "demo_repository"
+_PAGE = _PACKAGE.parent / "server" / "pages" / "demo.html"
 _DESCRIPTION = "Handwritten digits, 8x8 pixels of 0 (paper) to 16 (ink), as scikit-learn has them"
 
 
@@ -48,9 +50,12 @@ def write_digits(bundle: Path, weights: Weights, test_accuracy: float) -> None:
         bundle,
         bundle.name,
         description=_DESCRIPTION,
-        executable_inputs=[hloserve.IOSpec("image", "u8", (1, SIDE, SIDE), batch_axis=0)],
+        overwrite=True,
+        executable_inputs=[
+            hloserve.IOSpec("image", "u8", (1, SIDE, SIDE), batch_axis=0, letters="hw")
+        ],
         executable_outputs=[
-            hloserve.IOSpec("probabilities", "f32", (1, CLASSES), batch_axis=0),
+            hloserve.IOSpec("probabilities", "f32", (1, CLASSES), batch_axis=0, letters="c"),
             hloserve.IOSpec("digit", "i32", (1,), batch_axis=0),
         ],
         modules=programs,
@@ -92,7 +97,7 @@ def main() -> None:
 
 
 def _write_samples(digits: Digits) -> None:
-    """Keep the first held-out image of each digit, as JSON in the package and .npy beside this."""
+    """Keep the first held-out image of each digit, for the package, its page, and as .npy here."""
     samples: list[dict[str, Any]] = []
     for label in range(CLASSES):
         image = digits.test_images[np.flatnonzero(digits.test_labels == label)[0]]
@@ -100,6 +105,11 @@ def _write_samples(digits: Digits) -> None:
         samples.append({"label": label, "image": image.tolist()})
     lines = ",\n".join(json.dumps(sample, separators=(",", ":")) for sample in samples)
     (_PACKAGE / "samples.json").write_text(f"[\n{lines}\n]\n", "utf-8")
+    page = _PAGE.read_text("utf-8")
+    inline = json.dumps(samples, separators=(",", ":"))
+    _PAGE.write_text(
+        re.sub(r"(?m)^const SAMPLES = .*;$", f"const SAMPLES = {inline};", page), "utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -51,10 +51,13 @@ def write_minilm(
     hloserve.write_bundle(
         bundle,
         bundle.name,
+        overwrite=True,
         description="all-MiniLM-L6-v2: sentences to unit vectors, token ids in",
         executable_inputs=inputs,
-        executable_outputs=[hloserve.IOSpec("embedding", "f32", (1, WIDTH), batch_axis=0)],
-        input_shapes=[{"s": length} for length in lengths],
+        executable_outputs=[
+            hloserve.IOSpec("embedding", "f32", (1, WIDTH), batch_axis=0, letters="e")
+        ],
+        input_shapes=[(length, length) for length in lengths],
         modules={
             (length, length): {size: program(size, length) for size in sizes} for length in lengths
         },
