@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import BackendFailed, BadRequest, DeadlineExceeded, HloserveError
+from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
 from hloserve.engine.assembly import StagingArea, assemble, check_outputs, slice_rows
 from hloserve.engine.backend import Backend, Executable
@@ -89,8 +90,8 @@ class Dispatcher:
         try:
             while (dispatch := self._scheduler.next_dispatch()) is not None:
                 self._serve(dispatch)
-        except Exception as error:  # a fault of the discipline, or a closed loop
-            log.exception("dispatch_thread_died")
+        except Exception as error:  # noqa: BLE001  # our own fault, or a closed loop: logged
+            log_event(log, "dispatch_thread_died", level=logging.CRITICAL, error=error)
             return error
         return None
 
@@ -116,10 +117,10 @@ class Dispatcher:
             waits_ns = [dispatch.started_ns - request.enqueued_ns for request in requests]
             model.statistics.record_waits(waits_ns)
             return self._execute(model, requests, dispatch.rows, dispatch.size)
-        except Exception as error:
-            log.exception(
-                "dispatch_failed model=%s requests=%d rows=%d size=%d",
-                model.name, len(requests), dispatch.rows, dispatch.size,
+        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
+            log_event(
+                log, "dispatch_failed", level=logging.ERROR, error=error, model=model.name,
+                requests=len(requests), rows=dispatch.rows, size=dispatch.size,
             )  # fmt: skip
             if len(requests) == 1:
                 model.statistics.failed_count += 1
@@ -136,8 +137,11 @@ class Dispatcher:
         try:
             size = lone_size(model, request)
             return self._execute(model, [request], request.rows, size)[0]
-        except Exception as error:
-            log.exception("retry_failed model=%s rows=%d", model.name, request.rows)
+        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
+            log_event(
+                log, "retry_failed", level=logging.ERROR, error=error, model=model.name,
+                rows=request.rows,
+            )  # fmt: skip
             model.statistics.failed_count += 1
             return _translated(error, model.name)
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from typing_extensions import override
 
 from hloserve.core.errors import HloserveError
+from hloserve.core.logging import log_event
 from hloserve.core.requests import NEVER_NS
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Ticket
@@ -116,8 +117,10 @@ def deliver(requests: Sequence[QueuedRequest], outcomes: Sequence[Outcome]) -> N
                 request.fail(outcome)
             else:
                 request.resolve(outcome)
-        except Exception:
-            log.exception("reply_failed model=%s", request.model.name)
+        except Exception as error:  # noqa: BLE001  # foreign code was resumed: logged
+            log_event(
+                log, "reply_failed", level=logging.ERROR, error=error, model=request.model.name
+            )
 
 
 class ModelQueue:
