@@ -7,6 +7,7 @@ transport encodes them, and how models come and go (`models.registry`). Loop thr
 from hloserve import __version__
 from hloserve.core.errors import ModelNotFound
 from hloserve.core.requests import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
+from hloserve.core.tensors import TensorSpec
 from hloserve.models.registry import Registry
 from hloserve.server.inference import check_version
 
@@ -40,6 +41,14 @@ class Catalog:
         """
         check_version(name, version)
         return self._registry.get(name).metadata
+
+    def inputs(self, name: str) -> tuple[TensorSpec, ...]:
+        """The client-facing inputs of a model.
+
+        Raises:
+            ModelNotFound, ModelNotReady: it is not there, or not yet.
+        """
+        return self._registry.get(name).inputs
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """True when a request to the model would be served.

@@ -56,6 +56,7 @@ class GrpcInferenceService:
 
         def reply(response: InferResponse | None, error: Exception | None) -> None:
             if response is None:
+                assert error is not None, "a request ends with a response or an error"
                 rpc.fail(error)
             else:
                 rpc.reply(codec.encode_infer_response(response))

@@ -18,7 +18,7 @@ from hloserve.core.errors import ConfigProblem
 from hloserve.server.grpc_transport import GrpcServer, Handler
 from hloserve.server.rest_transport import Exchange, HttpServer, HttpTimeouts
 from hloserve.wire.grpc_limits import GrpcLimits
-from hloserve.wire.http1 import HttpLimits
+from hloserve.wire.http1_messages import HttpLimits
 
 __all__ = ["Addresses", "Listeners", "write_ports_file"]
 

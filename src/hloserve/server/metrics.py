@@ -25,8 +25,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 from typing_extensions import override
 
-from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.statistics import percentile
+from hloserve.models.model import Model
 
 __all__ = ["LATENCY_BUCKETS_S", "UNKNOWN_MODEL", "Exposition", "RequestMetrics", "WorkerView"]
 
@@ -117,7 +117,7 @@ class WorkerView(Protocol):
         """Labels of `worker_info`."""
         ...
 
-    def loaded_models(self) -> Mapping[str, tuple[DeviceModel, int]]:
+    def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models by name, with the depth of their queues."""
         ...
 
@@ -160,7 +160,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _model_counters(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[Metric]:
+def _model_counters(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]:
     dispatches = CounterMetricFamily("worker_dispatch", "Executions.", labels=["model"])
     compute = CounterMetricFamily(
         "worker_compute_seconds", "Time spent in executions.", labels=["model"]
@@ -180,8 +180,8 @@ def _model_counters(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[M
     expired = CounterMetricFamily(
         "worker_requests_expired", "Requests whose deadline passed in the queue.", labels=["model"]
     )
-    for name, (device, _) in sorted(models.items()):
-        statistics = device.statistics
+    for name, (model, _) in sorted(models.items()):
+        statistics = model.device.statistics
         dispatches.add_metric([name], statistics.dispatch_count)
         compute.add_metric([name], statistics.compute_ns * 1e-9)
         requests.add_metric([name], statistics.requests_served)
@@ -193,7 +193,7 @@ def _model_counters(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[M
     yield from (dispatches, compute, requests, rows, padded, batches, expired)
 
 
-def _model_gauges(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[Metric]:
+def _model_gauges(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]:
     depth = GaugeMetricFamily("worker_queue_depth", "Requests queued.", labels=["model"])
     wait = GaugeMetricFamily(
         "worker_queue_wait_seconds",
@@ -209,14 +209,14 @@ def _model_gauges(models: Mapping[str, tuple[DeviceModel, int]]) -> Iterator[Met
     largest = GaugeMetricFamily(
         "worker_model_max_batch_size", "Largest batch; 0 for unbatched.", labels=["model"]
     )
-    for name, (device, queued) in sorted(models.items()):
+    for name, (model, queued) in sorted(models.items()):
         depth.add_metric([name], queued)
-        waits_ns = device.statistics.waits_ns()
+        waits_ns = model.device.statistics.waits_ns()
         for quantile in (0.5, 0.99):
             wait.add_metric([name, str(quantile)], percentile(waits_ns, quantile) * 1e-9)
         resident.add_metric([name], 1)
-        weights.add_metric([name], device.weights_bytes)
-        largest.add_metric([name], device.effective_max_batch_size)
+        weights.add_metric([name], model.arena.capacity_bytes)
+        largest.add_metric([name], model.device.effective_max_batch_size)
     yield from (depth, wait, resident, weights, largest)
 
 

@@ -180,5 +180,5 @@ def _log_loaded(model: Model, seconds: float) -> None:
         inputs=[str(spec) for spec in model.inputs],
         outputs=[str(spec) for spec in model.outputs],
         sizes=sorted({size for sizes in device.executables.values() for size in sizes}),
-        weights_bytes=model.arena.nbytes,
+        weights_bytes=model.arena.capacity_bytes,
     )

@@ -30,7 +30,6 @@ from hloserve.core.clock import SystemClock
 from hloserve.core.logging import configure, log_event
 from hloserve.core.requests import ModelState
 from hloserve.engine.backend import Backend
-from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.scheduler import Scheduler
@@ -86,8 +85,7 @@ def serve(
     )
     progress = is_terminal if show_progress is None else show_progress
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(_run(loaded, ports_file, progress, on_ready, open_device, pages or {}))
-    return status
+        return runner.run(_run(loaded, ports_file, progress, on_ready, open_device, pages or {}))
 
 
 async def _run(
@@ -283,10 +281,10 @@ class Worker:
             "device_ordinal": str(self.config.runtime.device_ordinal),
         }
 
-    def loaded_models(self) -> Mapping[str, tuple[DeviceModel, int]]:
+    def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models with the depth of their queues."""
         return {
-            model.name: (model.device, self._scheduler.depth(model.name))
+            model.name: (model, self._scheduler.depth(model.name))
             for model in self.registry.models()
         }
 

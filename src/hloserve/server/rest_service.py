@@ -1,0 +1,171 @@
+"""The REST endpoints of the V2 protocol: route, decode, call, encode.
+
+What lives here: one route table. What does not: JSON and binary bodies (`wire.v2_json`), behaviour
+(`server.inference`, `server.catalog`) and HTTP (`server.rest_transport`). Loop thread.
+
+Source: V2 protocol, REST; where published servers disagree, docs/protocol.md says what is done.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import HloserveError, MalformedBody
+from hloserve.core.requests import NEVER_NS, InferResponse
+from hloserve.server.catalog import Catalog
+from hloserve.server.inference import InferenceService
+from hloserve.server.rest_exchange import Exchange
+from hloserve.wire import v2_json as codec
+
+__all__ = ["RestInferenceService"]
+
+_Endpoint: TypeAlias = Callable[[Exchange, str, str], None]
+"""Answers one exchange about a model and a version; both empty where the path names none."""
+
+_Methods: TypeAlias = Mapping[str, _Endpoint]
+
+
+class RestInferenceService:
+    """Routes V2 requests to the inference service and the catalog.
+
+    Args:
+        pages: static HTML pages by path, e.g. ``/demo``; read when they are asked for.
+    """
+
+    def __init__(
+        self,
+        inference: InferenceService,
+        catalog: Catalog,
+        clock: Clock,
+        pages: Mapping[str, Path],
+    ) -> None:
+        self._inference = inference
+        self._catalog = catalog
+        self._clock = clock
+        self._pages = pages
+        self._fixed: Mapping[tuple[str, ...], _Methods] = {
+            ("v2",): _get(self._server_metadata),
+            ("v2", "health", "live"): _get(self._live),
+            ("v2", "health", "ready"): _get(self._ready),
+            ("v2", "repository", "index"): {"POST": self._index},
+        }
+        self._of_model: Mapping[tuple[str, ...], _Methods] = {
+            (): _get(self._model_metadata),
+            ("ready",): _get(self._model_ready),
+            ("infer",): {"POST": self._infer},
+        }
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer one request, now or later."""
+        try:
+            self._route(exchange)
+        except HloserveError as error:
+            exchange.fail(error)
+
+    def _route(self, exchange: Exchange) -> None:
+        segments = exchange.segments
+        model = version = ""
+        if segments[:2] == ("v2", "models") and len(segments) > 2:
+            model, version, rest = _split_model_path(segments[2:])
+            methods = self._of_model.get(rest)
+        else:
+            methods = self._fixed.get(segments)
+            if methods is None and segments[:2] == ("v2", "repository"):
+                methods = self._fixed.get(("v2", "repository", *segments[3:]))  # any repository
+        if methods is None:
+            methods = self._page(exchange.path)
+        endpoint = methods.get(exchange.method)
+        if endpoint is not None:
+            endpoint(exchange, model, version)
+        elif methods:
+            allowed = ", ".join(sorted(methods))
+            body = codec.encode_error(f"{exchange.method} is not for this path; use {allowed}")
+            exchange.reply(405, body, headers=(("Allow", allowed),))
+        else:
+            body = codec.encode_error(f"no such endpoint: {exchange.path}")
+            exchange.reply(404, body)
+
+    def _infer(self, exchange: Exchange, model: str, version: str) -> None:
+        request, forms = codec.decode_infer_request(
+            model,
+            version,
+            exchange.body,
+            exchange.header(b"inference-header-content-length"),
+            self._clock.now_ns(),
+            NEVER_NS,
+        )
+        if forms.raw is not None:
+            request.inputs = codec.decode_raw_input(forms.raw, self._catalog.inputs(model))
+
+        def reply(response: InferResponse | None, error: Exception | None) -> None:
+            if response is None:
+                assert error is not None, "a request ends with a response or an error"
+                exchange.fail(error)
+                return
+            body, content_type, length = codec.encode_infer_response(response, forms)
+            headers = () if length is None else ((codec.LENGTH_HEADER, str(length)),)
+            exchange.reply(200, body, content_type, headers)
+
+        in_flight = self._inference.start(request, reply)
+        if not exchange.is_answered:
+            exchange.on_disconnect = in_flight.cancel
+
+    def _live(self, exchange: Exchange, model: str, version: str) -> None:
+        exchange.reply(200, codec.encode_live(True))
+
+    def _ready(self, exchange: Exchange, model: str, version: str) -> None:
+        is_ready = self._catalog.is_ready
+        exchange.reply(200 if is_ready else 503, codec.encode_ready(is_ready))
+
+    def _server_metadata(self, exchange: Exchange, model: str, version: str) -> None:
+        exchange.reply(200, codec.encode_server_metadata(self._catalog.server_metadata()))
+
+    def _model_metadata(self, exchange: Exchange, model: str, version: str) -> None:
+        metadata = self._catalog.model_metadata(model, version)
+        exchange.reply(200, codec.encode_model_metadata(metadata))
+
+    def _model_ready(self, exchange: Exchange, model: str, version: str) -> None:
+        is_ready = self._catalog.is_model_ready(model, version)
+        exchange.reply(200 if is_ready else 503, codec.encode_model_ready(model, is_ready))
+
+    def _index(self, exchange: Exchange, model: str, version: str) -> None:
+        wanted = _parse_index_request(bytes(exchange.body))
+        entries = self._catalog.index(ready_only=wanted.ready or False)
+        exchange.reply(200, codec.encode_index(entries))
+
+    def _page(self, path: str) -> _Methods:
+        page = self._pages.get(path.rstrip("/"))
+        if page is None:
+            return {}
+
+        def show(exchange: Exchange, model: str, version: str) -> None:
+            exchange.reply(200, page.read_bytes(), "text/html; charset=utf-8")
+
+        return _get(show)
+
+
+class _IndexRequest(msgspec.Struct):
+    ready: bool | None = None
+
+
+def _parse_index_request(body: bytes) -> _IndexRequest:
+    if not body.strip():
+        return _IndexRequest()
+    try:
+        return msgspec.json.decode(body, type=_IndexRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"repository index request: {error}") from error
+
+
+def _get(endpoint: _Endpoint) -> _Methods:
+    return {"GET": endpoint, "HEAD": endpoint}
+
+
+def _split_model_path(segments: Sequence[str]) -> tuple[str, str, tuple[str, ...]]:
+    """Split ``NAME[/versions/VERSION]/REST`` into its parts."""
+    if len(segments) > 2 and segments[1] == "versions":
+        return segments[0], segments[2], tuple(segments[3:])
+    return segments[0], "", tuple(segments[1:])
