@@ -124,14 +124,17 @@ def _read_dtype(where: str, value: object, findings: list[str]) -> DType | None:
     if isinstance(value, DType):
         return value
     try:
-        return by_token(value) if isinstance(value, str) else by_numpy(np.dtype(value))  # type: ignore[call-overload]  # anything else is a TypeError, handled below
-    except (KeyError, TypeError):
-        tokens = ", ".join(dtype.token for dtype in DTYPES)
-        findings.append(
-            f"{where}: dtype {describe(value)} is not supported; use a numpy dtype"
-            f" or one of {tokens}"
-        )
-        return None
+        if isinstance(value, str):
+            return by_token(value)
+        if value is not None:  # which numpy takes for float64
+            return by_numpy(np.dtype(value))  # type: ignore[call-overload]  # it may raise, below
+    except (KeyError, TypeError, ValueError):
+        pass
+    tokens = ", ".join(dtype.token for dtype in DTYPES)
+    findings.append(
+        f"{where}: dtype {describe(value)} is not supported; use a numpy dtype or one of {tokens}"
+    )
+    return None
 
 
 def _read_shape(where: str, io_spec: IOSpec, findings: list[str]) -> tuple[int, ...]:

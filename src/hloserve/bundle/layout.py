@@ -217,7 +217,10 @@ def _check_sizes(programs: Sequence[ProgramFile], manifest: Manifest) -> list[st
 
 
 def check_single_program(
-    manifest: Manifest, size_from_program: int | None, is_symbolic: bool
+    manifest: Manifest,
+    size_from_program: int | None,
+    is_symbolic: bool,
+    file_name: str = "model.mlir",
 ) -> list[str]:
     """Compare ``model.mlir`` with the compiled batch sizes of its manifest.
 
@@ -229,6 +232,7 @@ def check_single_program(
         manifest: the bundle's manifest.
         size_from_program: extent of the batch axis in the program's types; None when it has none.
         is_symbolic: whether the batch axis is symbolic in the program's types.
+        file_name: the program's file, for messages.
 
     Returns:
         Findings; empty when they agree.
@@ -237,14 +241,15 @@ def check_single_program(
     if is_symbolic or not sizes or not manifest.has_batch_axis:
         return []
     if len(sizes) > 1:
+        prefix = file_name.removesuffix(".mlir")
         return [
-            f"batching.compiled_batch_sizes lists {listing(sizes)}, but there is only model.mlir,"
-            f" for the batch size {size_from_program}; add"
-            f" {', '.join(program_name(None, size) for size in sizes)}, or list that size only"
+            f"batching.compiled_batch_sizes lists {listing(sizes)}, but there is only {file_name},"
+            f" for batches of {size_from_program}; add"
+            f" {', '.join(f'{prefix}.b{size}.mlir' for size in sizes)}, or list that size only"
         ]
     if size_from_program is not None and size_from_program != sizes[0]:
         return [
-            f"batching.compiled_batch_sizes lists {sizes[0]}, but model.mlir takes batches of"
+            f"batching.compiled_batch_sizes lists {sizes[0]}, but {file_name} takes batches of"
             f" {size_from_program}; correct the list"
         ]
     return []

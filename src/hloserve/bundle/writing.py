@@ -32,6 +32,7 @@ from hloserve.core.tensors import TensorSpec
 
 __all__ = ["write_bundle"]
 
+_EXISTS = "exists already; pass overwrite=True to replace it in one step"
 _VERSIONS: Mapping[str, str] = {"xla": "2.1", "legacy": "2.0"}
 Chunks: TypeAlias = Iterable[bytes | memoryview]
 
@@ -79,9 +80,8 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         The bundle's directory.
 
     Raises:
-        BundleProblem: an argument does not fit; holds all findings. Nothing was written.
-        FileExistsError: the directory exists and `overwrite` is false.
-        OSError: the disk failed. Nothing has the bundle's name that had it not before.
+        BundleProblem: an argument does not fit, with all findings; the directory exists and
+            `overwrite` is false; or the disk failed. The directory is as it was before.
 
     Example:
         >>> import tempfile
@@ -170,32 +170,29 @@ def _extra_files(
 
 
 def _write_in_place(target: Path, files: Mapping[str, Chunks], overwrite: bool) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not overwrite and os.path.lexists(target):
-        raise _exists(target)
-    if overwrite and target.exists() and not target.is_dir():
-        raise NotADirectoryError(20, "exists and is not a directory; move it away", str(target))
-    temporary = _make_temporary(target)
+    is_taken = os.path.lexists(target)
+    if is_taken and not overwrite:
+        raise BundleProblem(target, _EXISTS)
+    if is_taken and not target.is_dir():
+        raise BundleProblem(target, "is in the way and not a directory; move it away")
     try:
-        for name, chunks in files.items():
-            write_new(temporary / name, chunks)
-        sync_directory(temporary)
-        if overwrite:
-            replace_directory(temporary, target)
-        else:
-            place_new(temporary, target)
-    except FileExistsError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise _exists(target) from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _exists(target: Path) -> FileExistsError:
-    return FileExistsError(
-        17, "the bundle exists already; pass overwrite=True to replace it", str(target)
-    )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _make_temporary(target)
+        try:
+            for name, chunks in files.items():
+                write_new(temporary / name, chunks)
+            sync_directory(temporary)
+            if is_taken:
+                replace_directory(temporary, target)
+            else:
+                place_new(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except FileExistsError as error:  # it appeared while we wrote
+        raise BundleProblem(target, _EXISTS) from error
+    except OSError as error:
+        raise BundleProblem(target, f"cannot be written: {error.strerror or error}") from error
 
 
 def _make_temporary(target: Path) -> Path:

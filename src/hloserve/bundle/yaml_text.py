@@ -4,27 +4,33 @@ What lives here: text to plain values (mappings, lists, strings, numbers, boolea
 What does not: what the keys mean (`hloserve.bundle.manifest`). Pure functions; any thread.
 
 Rules.
-1. Anchors and aliases are refused: no document is larger than its text.
-2. A key that appears twice is an error, and so is nesting deeper than `MAX_DEPTH`.
-3. Only YAML's plain types are constructed. Dates stay strings; there are no merge keys.
-4. Every fault of the text is a `YamlFault`, whatever the library raises for it.
+1. No anchors, aliases and tags: a document is no larger than its text, and holds plain values only.
+   Dates stay strings, and there are no merge keys.
+2. A key that appears twice is an error. Depth and number of values are bounded.
+3. Every fault of the text is a `YamlFault`, whatever the library raises for it.
 """
 
 import re
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import closing
+from typing import Any, NoReturn, cast
 
 import yaml
 from typing_extensions import override
 
-__all__ = ["MAX_DEPTH", "Quoted", "YamlFault", "dump_yaml", "load_yaml"]
+__all__ = ["MAX_DEPTH", "MAX_VALUES", "Quoted", "YamlFault", "dump_yaml", "load_yaml"]
 
 MAX_DEPTH = 50
+MAX_VALUES = 50_000
+_MAX_NUMBER_LENGTH = 100
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(?<![.])\Z")
 _RESERVED = frozenset(
     ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf")
 )  # in some version of YAML
+
+# Ten times as fast where libyaml was there when PyYAML was built; both give the same events.
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlFault(Exception):
@@ -43,19 +49,99 @@ def load_yaml(text: str) -> object:
     Raises:
         YamlFault: the text breaks YAML or one of this module's rules.
     """
-    loader = _StrictLoader(text)
     try:
-        return loader.get_single_data()
+        with closing(cast("Any", yaml.parse(text, Loader=_Parser))) as events:
+            return _Reader(events).read_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise YamlFault(place + (error.problem or error.context or "not valid YAML")) from error
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         # Numbers and escapes out of range reach us as what int(), float() and chr() raise.
         reason = " ".join(str(error).split())[:200]
         raise YamlFault(f"not valid YAML: {reason}") from error
-    finally:
-        loader.dispose()
+
+
+class _Reader:
+    """Builds plain values from the parser's events."""
+
+    def __init__(self, events: Iterator[yaml.Event]) -> None:
+        self._events = events
+        self._values = 0
+
+    def read_document(self) -> object:
+        """Read the only document; None when the text holds none."""
+        next(self._events)  # the start of the stream
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return None
+        value = self._read_value(next(self._events), depth=0)
+        next(self._events)  # the end of the document
+        event = next(self._events)
+        if not isinstance(event, yaml.StreamEndEvent):
+            _refuse("there is a second document; keep one", event)
+        return value
+
+    def _read_value(self, event: yaml.Event, depth: int) -> object:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            _refuse(f"there are more than {MAX_VALUES} values", event)
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:  # type: ignore[attr-defined]  # all events that begin a value have it
+            _refuse("anchors (&) and aliases (*) are not allowed; write the value out", event)
+        if event.tag is not None:  # type: ignore[attr-defined]  # likewise
+            _refuse("tags (!) are not allowed; write the plain value", event)
+        if isinstance(event, yaml.ScalarEvent):
+            return _read_scalar(event)
+        if depth >= MAX_DEPTH:
+            _refuse(f"nested deeper than {MAX_DEPTH} levels", event)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._read_list(depth + 1)
+        return self._read_mapping(depth + 1)
+
+    def _read_list(self, depth: int) -> list[object]:
+        values = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            values.append(self._read_value(event, depth))
+        return values
+
+    def _read_mapping(self, depth: int) -> dict[Hashable, object]:
+        mapping: dict[Hashable, object] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._read_value(event, depth)
+            if not isinstance(event, yaml.ScalarEvent):
+                _refuse("a key must be a plain value", event)
+            if key in mapping:
+                _refuse(f"key {str(key)[:80]!r} appears twice; keep one", event)
+            mapping[key] = self._read_value(next(self._events), depth)
+        return mapping
+
+
+def _refuse(problem: str, event: yaml.Event) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast("yaml.Mark", event.start_mark))
+
+
+_numbers = yaml.constructor.SafeConstructor()
+_CONSTRUCTORS = {
+    _PREFIX + "null": _numbers.construct_yaml_null,
+    _PREFIX + "bool": _numbers.construct_yaml_bool,
+    _PREFIX + "int": _numbers.construct_yaml_int,
+    _PREFIX + "float": _numbers.construct_yaml_float,
+}
+
+
+def _read_scalar(event: yaml.ScalarEvent) -> object:
+    text: str = event.value
+    # Not quoted, so it may be something else than text. A number that is longer is none: to convert
+    # it could take seconds.
+    if event.implicit[0] and len(text) <= _MAX_NUMBER_LENGTH:
+        for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ()):
+            if tag in _CONSTRUCTORS and pattern.match(text):
+                return _CONSTRUCTORS[tag](yaml.ScalarNode(tag, text))
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            _refuse("a string holds half of a surrogate pair", event)
+    return text
 
 
 def dump_yaml(document: Mapping[str, Any], flow: frozenset[str]) -> str:
@@ -87,85 +173,6 @@ _LAYOUT: dict[str, Any] = {
     "allow_unicode": True,
     "width": 1 << 30,
 }
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, less what rules 1 to 3 exclude."""
-
-    # Dates would become objects that no JSON can hold, `=` and `<<` are relics of YAML 1.1.
-    yaml_implicit_resolvers = {  # noqa: RUF012  # the library's class attribute, never changed
-        first: [
-            (tag, pattern)
-            for tag, pattern in resolvers
-            if tag not in {_PREFIX + "timestamp", _PREFIX + "merge", _PREFIX + "value"}
-        ]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    yaml_constructors = {  # noqa: RUF012  # as above
-        **{
-            _PREFIX + kind: yaml.SafeLoader.yaml_constructors[_PREFIX + kind]
-            for kind in ("null", "bool", "int", "float")
-        },
-        None: yaml.SafeLoader.yaml_constructors[None],
-    }
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-
-    @override
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # no annotations in the stubs
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.composer.ComposerError(
-                None, None, "anchors (&) and aliases (*) are not allowed; write the value out",
-                event.start_mark,
-            )  # fmt: skip
-        if self._depth >= MAX_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, f"nested deeper than {MAX_DEPTH} levels", event.start_mark
-            )
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
-def _construct_text(loader: _StrictLoader, node: yaml.ScalarNode) -> str:
-    text = str(loader.construct_scalar(node))
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise yaml.constructor.ConstructorError(
-                None, None, "a string holds half of a surrogate pair", node.start_mark
-            ) from None
-    return text
-
-
-def _construct_list(loader: _StrictLoader, node: yaml.SequenceNode) -> list[object]:
-    return loader.construct_sequence(node, deep=True)
-
-
-def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Hashable, object]:
-    mapping: dict[Hashable, object] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be a plain value", key_node.start_mark
-            )
-        if key in mapping:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {str(key)[:80]!r} appears twice; keep one", key_node.start_mark
-            )
-        mapping[key] = loader.construct_object(value_node, deep=True)
-    return mapping
-
-
-_StrictLoader.yaml_constructors[_PREFIX + "str"] = _construct_text
-_StrictLoader.yaml_constructors[_PREFIX + "seq"] = _construct_list
-_StrictLoader.yaml_constructors[_PREFIX + "map"] = _construct_mapping
 
 
 class _QuotingDumper(yaml.SafeDumper):
