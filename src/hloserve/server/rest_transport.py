@@ -82,7 +82,6 @@ class HttpServer:
         self._common = CommonHeaders()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._now_ns = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
@@ -105,13 +104,17 @@ class HttpServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        self._loop = asyncio.get_running_loop()
-        self._tick()
-        self._listener = await self._loop.create_server(
-            lambda: _Connection(self), host, port, ssl=ssl, backlog=_BACKLOG
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self.new_connection, host, port, ssl=ssl, backlog=_BACKLOG
         )
+        self._tick()
         bound = self._listener.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
+
+    def new_connection(self) -> asyncio.BufferedProtocol:
+        """The protocol object of one more connection; listeners call it."""
+        return _Connection(self)
 
     async def drain(self, grace_s: float) -> None:
         """Stop listening, let the requests in flight finish, then close.
@@ -146,15 +149,13 @@ class HttpServer:
             connection.check_timeouts(now_ns)
 
     def _tick(self) -> None:
-        assert self._loop is not None, "start() sets the loop"
         self._common.lines = f"Date: {formatdate(usegmt=True)}\r\n".encode("ascii")
         self.sweep()
-        self._timer = self._loop.call_later(_SWEEP_S, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._tick)
 
     def _write_soon(self, connection: "_Connection") -> None:
         if not self._unsent:
-            assert self._loop is not None, "start() sets the loop"
-            self._loop.call_soon(self._write_all)
+            asyncio.get_running_loop().call_soon(self._write_all)
         self._unsent.append(connection)
 
     def _write_all(self) -> None:

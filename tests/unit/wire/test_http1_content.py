@@ -31,7 +31,7 @@ def bare_deflate(data: bytes) -> bytes:
     ],
 )
 def test_supported_codings_are_undone(coding: str, body: bytes) -> None:
-    """gzip and both readings of deflate give the original back."""
+    """Gzip and both readings of deflate give the original back."""
     assert decode_content(memoryview(body), coding, CAP) == TEXT
 
 
