@@ -23,7 +23,15 @@ from hloserve.core.dtypes import BOOL, DType
 from hloserve.core.errors import BadRequest, TensorMismatch
 from hloserve.core.tensors import Array
 
-__all__ = ["MAX_RANK", "ByteString", "array_from_bytes", "bytes_of", "check_shape", "format_shape"]
+__all__ = [
+    "MAX_RANK",
+    "ByteString",
+    "array_from_bytes",
+    "bytes_of",
+    "check_shape",
+    "format_shape",
+    "view_as_array",
+]
 
 ByteString: TypeAlias = bytes | bytearray | memoryview
 
@@ -94,10 +102,35 @@ def array_from_bytes(
         BadRequest: see `check_shape`; or a bool byte is neither 0 nor 1.
         TensorMismatch: the byte length does not fit the shape.
     """
-    expected = check_shape(name, dtype, shape, role) * dtype.numpy.itemsize
-    if len(data) != expected:
+    nbytes = check_shape(name, dtype, shape, role) * dtype.numpy.itemsize
+    return view_as_array(name, dtype, shape, nbytes, data, role)
+
+
+def view_as_array(
+    name: str,
+    dtype: DType,
+    shape: Sequence[int],
+    nbytes: int,
+    data: ByteString,
+    role: str = "input",
+) -> Array:
+    """Do what `array_from_bytes` does for a shape that `check_shape` has passed already.
+
+    Args:
+        name: as there, like `dtype`, `shape`, `data` and `role`.
+        dtype: as there.
+        shape: as there, and checked.
+        nbytes: what the shape needs.
+        data: as there.
+        role: as there.
+
+    Raises:
+        BadRequest: a bool byte is neither 0 nor 1.
+        TensorMismatch: the byte length does not fit the shape.
+    """
+    if len(data) != nbytes:
         what = f"byte length of a {dtype.kserve or dtype} tensor of shape {format_shape(shape)}"
-        raise TensorMismatch(f"{role} {name!r}", what, expected, len(data))
+        raise TensorMismatch(f"{role} {name!r}", what, nbytes, len(data))
     array: Array = np.ndarray(shape, dtype.numpy, data)
     if type(data) is not bytes:
         array.flags.writeable = False

@@ -1,0 +1,169 @@
+"""Tensors inside V2 protobuf messages: what is announced, and typed contents.
+
+What lives here: the tensor records that inputs of a request and outputs of a response share, read
+and written through a cache, because a client announces the same tensors with every call. What does
+not: raw bytes (`hloserve.wire.tensor_bytes`) and whole messages (`hloserve.wire.v2_protobuf`).
+Any thread: the caches are `functools.lru_cache`, bounded, and hold immutable values.
+
+Source: V2 protocol, InferInputTensor, InferOutputTensor, InferTensorContents.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from hloserve.core.dtypes import DTYPES, DType, by_kserve, by_numpy, by_token
+from hloserve.core.errors import BadRequest, MalformedBody, TensorMismatch
+from hloserve.core.tensors import Array
+from hloserve.wire.protobuf_fields import length_delimited, varint
+from hloserve.wire.protos import inference_pb2
+from hloserve.wire.tensor_bytes import check_shape, format_shape
+from hloserve.wire.v2_parameters import refuse_shared_memory
+
+__all__ = ["Announced", "announce", "array_from_contents", "read_tensor"]
+
+Contents: TypeAlias = inference_pb2.InferTensorContents
+
+_TENSORS = 5
+"""Field number of a request's inputs and of a response's outputs."""
+
+_CARRIERS: Mapping[DType, np.dtype[Any]] = {
+    by_token(narrow): np.dtype(wide)
+    for narrow, wide in (("i8", "i4"), ("i16", "i4"), ("u8", "u4"), ("u16", "u4"))
+}
+"""Datatypes whose typed contents are wider than they are."""
+
+_CACHED_BYTES = 256
+"""Longer records are rare (typed contents, odd names) and would let a caller fill the cache."""
+
+_CACHE_ENTRIES = 4096
+
+
+class Announced(NamedTuple):
+    """What a message says about one tensor, checked.
+
+    Attributes:
+        elements: product of `shape`.
+        nbytes: what its raw bytes must count.
+        contents: typed elements; None when the record has none.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    elements: int
+    nbytes: int
+    contents: Contents | None
+
+
+def read_tensor(record: bytes, role: str) -> Announced:
+    """Read one InferInputTensor or InferOutputTensor; they have the same fields.
+
+    Args:
+        record: the message's bytes.
+        role: ``input`` or ``output``, for the messages.
+
+    Raises:
+        BadRequest: see `check_shape`; or the datatype is unknown, or the record is malformed.
+        NotPossibleNow: the tensor is in shared memory.
+    """
+    if len(record) > _CACHED_BYTES:
+        return _parse_tensor(record, role)
+    return _parse_cached(record, role)
+
+
+def _parse_tensor(record: bytes, role: str) -> Announced:
+    try:
+        tensor = inference_pb2.ModelInferRequest.InferInputTensor.FromString(record)
+    except DecodeError as error:
+        raise MalformedBody(f"an {role} is not a valid protobuf message: {error}") from error
+    name = tensor.name
+    if tensor.parameters:
+        refuse_shared_memory(f"{role} {name!r}", tensor.parameters)
+    dtype = _dtype(name, tensor.datatype, role)
+    elements = check_shape(name, dtype, tensor.shape, role)
+    contents = tensor.contents if tensor.HasField("contents") else None
+    size = elements * dtype.itemsize
+    return Announced(name, dtype, tuple(tensor.shape), elements, size, contents)
+
+
+_parse_cached = lru_cache(_CACHE_ENTRIES)(_parse_tensor)
+
+
+def _dtype(name: str, datatype: str, role: str) -> DType:
+    try:
+        return by_kserve(datatype)
+    except KeyError:
+        known = ", ".join(dtype.kserve for dtype in DTYPES if dtype.kserve)
+        what = "BYTES tensors are" if datatype == "BYTES" else f"datatype {datatype!r} is"
+        raise BadRequest(
+            f"{role} {name!r}: {what} not supported; the datatypes are {known}"
+        ) from None
+
+
+def array_from_contents(tensor: Announced, role: str) -> Array:
+    """Make an array of a tensor's typed contents.
+
+    Raises:
+        BadRequest: its datatype has no typed field, or an element is out of the datatype's range.
+        TensorMismatch: the field that belongs to the datatype does not hold one element per place.
+    """
+    name, dtype, shape, elements, _, contents = tensor
+    field = dtype.contents_field
+    if field is None:
+        raise BadRequest(
+            f"{role} {name!r}: {dtype.kserve} has no typed contents; send its bytes in"
+            " raw_input_contents"
+        )
+    values = getattr(contents, field) if contents is not None else ()
+    if len(values) != elements:
+        what = f"number of elements in {field} for a {dtype.kserve} tensor of shape"
+        raise TensorMismatch(
+            f"{role} {name!r}", f"{what} {format_shape(shape)}", elements, len(values)
+        )
+    carrier = _CARRIERS.get(dtype)
+    if carrier is None:
+        return np.fromiter(values, dtype.numpy, elements).reshape(shape)
+    wide = np.fromiter(values, carrier, elements)
+    limits = np.iinfo(dtype.numpy)
+    outside = (wide < limits.min) | (wide > limits.max)
+    if outside.any():
+        index = int(outside.argmax())
+        raise BadRequest(
+            f"{role} {name!r}: element {index} is {int(wide[index])}, outside the range of"
+            f" {dtype.kserve}: {limits.min} to {limits.max}"
+        )
+    return wide.astype(dtype.numpy).reshape(shape)
+
+
+@lru_cache(_CACHE_ENTRIES)
+def announce(
+    name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...], raw_number: int
+) -> tuple[bytes, bytes, int]:
+    """Encode everything about a tensor but its bytes.
+
+    Args:
+        name: the tensor's name.
+        numpy_dtype: of its array, in any byte order.
+        shape: of its array.
+        raw_number: the field that carries raw contents: 7 in requests, 6 in responses.
+
+    Returns:
+        The tensor's record (field 5 in both), tag and length of its raw contents, and that length.
+
+    Raises:
+        KeyError: V2 has no datatype for `numpy_dtype`.
+    """
+    dtype = by_numpy(numpy_dtype)
+    if dtype.kserve is None:
+        raise KeyError(numpy_dtype)
+    tensor = inference_pb2.ModelInferRequest.InferInputTensor(
+        name=name, datatype=dtype.kserve, shape=shape
+    )
+    size = math.prod(shape) * dtype.itemsize
+    raw_head = varint(raw_number << 3 | 2) + varint(size)
+    return length_delimited(_TENSORS, tensor.SerializeToString()), raw_head, size

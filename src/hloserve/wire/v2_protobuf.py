@@ -1,0 +1,311 @@
+"""V2 messages in protobuf, both ways and for both sides.
+
+What lives here: ModelInfer, and the names of all other messages' functions, which are in
+`hloserve.wire.v2_protobuf_metadata`. What does not: framing and HTTP/2 (`hloserve.wire.http2`), and
+checks against a model's specs (`hloserve.server`). The server's event loop and every client thread
+call it; stateless but for bounded caches of tensor announcements.
+
+The outer message is split and joined by hand, because protobuf's parser copies each tensor twice
+and makes an object per field: a small request costs 4.4 us instead of 5.9, its response 1.9 instead
+of 4.1, and 16 MiB of tensor 7 us instead of 26 ms (one core, medians of one run).
+
+Source: V2 protocol, ModelInferRequest and ModelInferResponse.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from google.protobuf.message import DecodeError
+
+from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody
+from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse, Parameter
+from hloserve.core.tensors import Tensors
+from hloserve.wire.protobuf_fields import (
+    MAX_MESSAGE_BYTES,
+    Records,
+    length_delimited,
+    split_fields,
+)
+from hloserve.wire.protobuf_tensors import announce, array_from_contents, read_tensor
+from hloserve.wire.protos import inference_pb2
+from hloserve.wire.tensor_bytes import ByteString, bytes_of, view_as_array
+from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
+from hloserve.wire.v2_protobuf_metadata import (
+    EMPTY,
+    ModelName,
+    decode_model_metadata,
+    decode_model_metadata_request,
+    decode_model_ready,
+    decode_model_ready_request,
+    decode_repository_index,
+    decode_repository_index_request,
+    decode_server_live,
+    decode_server_metadata,
+    decode_server_ready,
+    encode_model_metadata,
+    encode_model_metadata_request,
+    encode_model_ready,
+    encode_model_ready_request,
+    encode_repository_index,
+    encode_repository_index_request,
+    encode_server_live,
+    encode_server_metadata,
+    encode_server_ready,
+)
+
+__all__ = [
+    "EMPTY",
+    "ModelName",
+    "decode_model_metadata",
+    "decode_model_metadata_request",
+    "decode_model_ready",
+    "decode_model_ready_request",
+    "decode_repository_index",
+    "decode_repository_index_request",
+    "decode_server_live",
+    "decode_server_metadata",
+    "decode_server_ready",
+    "encode_model_metadata",
+    "encode_model_metadata_request",
+    "encode_model_ready",
+    "encode_model_ready_request",
+    "encode_repository_index",
+    "encode_repository_index_request",
+    "encode_server_live",
+    "encode_server_metadata",
+    "encode_server_ready",
+    "decode_infer_request",
+    "decode_infer_response",
+    "encode_infer_request",
+    "encode_infer_response",
+]
+
+# Field numbers of ModelInferRequest; a response has no requested outputs, and raw contents at 6.
+_MODEL, _VERSION, _ID, _PARAMETERS, _TENSORS, _OUTPUTS, _RAW_INPUTS = range(1, 8)
+_RAW_OUTPUTS = 6
+
+_ROOM_FOR_HEADS = 2**20
+
+_CACHED_BYTES = 256
+"""Longer records are rare and would let a caller fill the cache."""
+
+_CACHE_ENTRIES = 4096
+
+
+def decode_infer_request(
+    body: ByteString, now_ns: int, deadline_ns: int = NEVER_NS
+) -> InferRequest:
+    """Read a ModelInferRequest.
+
+    Args:
+        body: the message. The request's arrays are views of it or of copies of its parts.
+        now_ns: this process's monotonic clock at arrival; budgets in the parameters count from it.
+        deadline_ns: what the transport knows of the caller's deadline.
+
+    Raises:
+        BadRequest: the request can never succeed; the message names the tensor.
+        NotPossibleNow: a tensor is in shared memory, which this server does not use.
+        NotImplementedYet: an output shall be classified.
+    """
+    fields = split_fields(body, _RAW_INPUTS)
+    model = _text(fields[_MODEL], "model_name")
+    if not model:
+        raise BadRequest("the request names no model; set model_name")
+    outputs = fields[_OUTPUTS]
+    entries = fields[_PARAMETERS]
+    parameters = {} if entries is None else _parameters(entries)
+    return InferRequest(
+        model,
+        _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input"),
+        _text(fields[_ID], "id"),
+        _text(fields[_VERSION], "model_version"),
+        () if outputs is None else _requested_outputs(outputs),
+        take_deadline(parameters, now_ns, deadline_ns) if parameters else deadline_ns,
+        parameters,
+    )
+
+
+def encode_infer_response(response: InferResponse) -> bytes:
+    """Write a ModelInferResponse; every output as raw contents.
+
+    Raises:
+        BadRequest: the answer is larger than a protobuf message can be.
+    """
+    head: list[bytes | memoryview] = [_model_field(response.model)]
+    if response.version:
+        head.append(length_delimited(_VERSION, response.version.encode()))
+    if response.id:
+        head.append(length_delimited(_ID, response.id.encode()))
+    return _join(head, response.outputs, b"", _RAW_OUTPUTS, "output")
+
+
+def encode_infer_request(request: InferRequest) -> bytes:
+    """Write a ModelInferRequest; every input as raw contents. The deadline is the transport's.
+
+    Raises:
+        BadRequest: an array or a parameter has a type that V2 has no name for, or the request is
+            larger than a protobuf message can be.
+    """
+    head: list[bytes | memoryview] = [_model_field(request.model)]
+    if request.version:
+        head.append(length_delimited(_VERSION, request.version.encode()))
+    if request.id:
+        head.append(length_delimited(_ID, request.id.encode()))
+    if request.parameters:
+        head.append(_parameter_fields(request.parameters))
+    outputs = b"".join(_requested_output(name) for name in request.outputs)
+    return _join(head, request.inputs, outputs, _RAW_INPUTS, "input")
+
+
+def decode_infer_response(body: ByteString) -> InferResponse:
+    """Read a ModelInferResponse, with raw or typed contents.
+
+    Raises:
+        BadRequest: it is not one, or an output does not fit what is announced about it.
+    """
+    fields = split_fields(body, _RAW_OUTPUTS)
+    return InferResponse(
+        _text(fields[_MODEL], "model_name"),
+        _arrays(fields[_TENSORS], fields[_RAW_OUTPUTS], "output"),
+        _text(fields[_ID], "id"),
+        _text(fields[_VERSION], "model_version"),
+    )
+
+
+def _arrays(records: Records | None, raw: Records | None, role: str) -> Tensors:
+    """Bring announcements and contents together."""
+    if records is None:
+        records = []
+    if raw is not None and len(raw) != len(records):
+        raise BadRequest(
+            f"raw_{role}_contents has {len(raw)} entries for {len(records)} {role}s;"
+            f" it needs one per {role}, in the order of the {role}s"
+        )
+    arrays: Tensors = {}
+    for index, record in enumerate(records):
+        tensor = read_tensor(bytes(record), role)
+        name, dtype, shape, _, nbytes, contents = tensor
+        if name in arrays:
+            raise DuplicateTensor(f"{role} {name!r}")
+        if raw is not None:
+            if contents is not None and contents.ByteSize():
+                raise BadRequest(f"{role} {name!r} has raw and typed contents; send one of them")
+            arrays[name] = view_as_array(name, dtype, shape, nbytes, raw[index], role)
+        elif contents is None and nbytes:
+            raise BadRequest(f"{role} {name!r} has no contents; send raw_{role}_contents")
+        else:
+            arrays[name] = array_from_contents(tensor, role)
+    return arrays
+
+
+def _text(records: Records | None, field: str) -> str:
+    """The value of a string field: the last record counts, as in every protobuf parser."""
+    if records is None:
+        return ""
+    try:
+        return bytes(records[-1]).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedBody(f"{field} is not valid UTF-8") from error
+
+
+def _requested_outputs(records: Records) -> tuple[str, ...]:
+    names = [_read_output(bytes(record)) for record in records]
+    if len(names) > 1 and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DuplicateTensor(f"output {twice!r}")
+    return tuple(names)
+
+
+def _read_output(record: bytes) -> str:
+    """The name of one InferRequestedOutputTensor, once its parameters are found possible."""
+    return _parse_output_cached(record) if len(record) <= _CACHED_BYTES else _parse_output(record)
+
+
+def _parse_output(record: bytes) -> str:
+    try:
+        output = inference_pb2.ModelInferRequest.InferRequestedOutputTensor.FromString(record)
+    except DecodeError as error:
+        raise MalformedBody(
+            f"a requested output is not a valid protobuf message: {error}"
+        ) from None
+    if output.parameters:
+        parameters = {key: _value(choice) for key, choice in output.parameters.items()}
+        refuse_output_parameters(f"output {output.name!r}", parameters)
+    return output.name
+
+
+_parse_output_cached = lru_cache(_CACHE_ENTRIES)(_parse_output)
+
+
+def _parameters(records: Records) -> dict[str, Parameter]:
+    """Read a request's parameters; the last of equal keys counts."""
+    try:
+        entries = [
+            inference_pb2.ModelInferRequest.ParametersEntry.FromString(bytes(record))
+            for record in records
+        ]
+    except DecodeError as error:
+        raise MalformedBody(f"a parameter is not a valid protobuf message: {error}") from None
+    return {entry.key: _value(entry.value) for entry in entries}
+
+
+def _value(parameter: inference_pb2.InferParameter) -> Parameter:
+    """The value of a parameter, whichever type it came as; without one, the empty string."""
+    choice = parameter.WhichOneof("parameter_choice")
+    value: Parameter = getattr(parameter, choice) if choice else ""
+    return value
+
+
+def _parameter_fields(parameters: Mapping[str, Parameter]) -> bytes:
+    message = inference_pb2.ModelInferRequest()
+    for key, value in parameters.items():
+        slot = message.parameters[key]
+        if isinstance(value, bool):
+            slot.bool_param = value
+        elif isinstance(value, str):
+            slot.string_param = value
+        elif isinstance(value, float):
+            slot.double_param = value
+        elif -(2**63) <= value < 2**63:
+            slot.int64_param = value
+        elif 0 <= value < 2**64:
+            slot.uint64_param = value
+        else:
+            raise BadRequest(f"parameter {key!r} is {value}; an integer must fit 64 bits")
+    return message.SerializeToString()
+
+
+@lru_cache(_CACHE_ENTRIES)
+def _model_field(model: str) -> bytes:
+    return length_delimited(_MODEL, model.encode())
+
+
+@lru_cache(_CACHE_ENTRIES)
+def _requested_output(name: str) -> bytes:
+    return length_delimited(_OUTPUTS, length_delimited(_MODEL, name.encode()))
+
+
+def _join(
+    parts: list[bytes | memoryview], tensors: Tensors, outputs: bytes, raw_number: int, role: str
+) -> bytes:
+    """Put a message together with one copy of each tensor, fields in the order of their numbers."""
+    raw: list[bytes | memoryview] = []
+    total = 0
+    for name, array in tensors.items():
+        try:
+            record, raw_head, nbytes = announce(name, array.dtype, array.shape, raw_number)
+        except KeyError:
+            raise BadRequest(
+                f"{role} {name!r}: arrays of dtype {array.dtype} have no V2 datatype; convert it"
+            ) from None
+        total += nbytes
+        parts.append(record)
+        raw.append(raw_head)
+        raw.append(bytes_of(array))
+    if total > MAX_MESSAGE_BYTES - _ROOM_FOR_HEADS:
+        raise BadRequest(
+            f"the {role}s have {total} bytes together; protobuf messages end at 2 GiB:"
+            " send fewer rows at a time, or use REST"
+        )
+    parts.append(outputs)
+    return b"".join(parts + raw)
