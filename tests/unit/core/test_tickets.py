@@ -8,6 +8,7 @@ from hloserve.core.tickets import Call, Ticket, run_call
 
 
 async def double(ticket: Ticket[int]) -> int:
+    """Await the ticket and double what it brings."""
     return 2 * await ticket
 
 

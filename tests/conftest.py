@@ -1,0 +1,50 @@
+"""What holds for every test: nothing that it opened or started outlives it."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+_PATIENCE_S = 5.0
+_OUR_THREADS = ("startup", "dispatch", "hook-")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread running, or a file or socket open.
+
+    What a wider fixture started is there before this one looks, so it may stay. Threads of other
+    libraries are daemons with names of their own, and are not looked at.
+    """
+    threads, files = set(threading.enumerate()), _open_files()
+    yield
+    deadline = time.monotonic() + _PATIENCE_S
+    for thread in set(threading.enumerate()) - threads:
+        if not thread.daemon or thread.name.startswith(_OUR_THREADS):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            assert not thread.is_alive(), f"the test left the thread {thread.name!r} running"
+    leaked = _open_files() - files
+    if leaked:  # perhaps only garbage that was not collected yet, or a socket that is closing
+        gc.collect()
+        pause = threading.Event()
+        while leaked and time.monotonic() < deadline:
+            pause.wait(0.01)
+            leaked = _open_files() - files
+    assert not leaked, f"the test left open: {sorted(leaked)}"
+
+
+def _open_files() -> set[tuple[str, str]]:
+    """Open regular files and sockets of this process: descriptor and what it leads to."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:  # the listing's own descriptor
+            continue
+        is_own = target.startswith(("/dev/", "/proc/", "pipe:", "anon_inode:"))
+        if not is_own and not target.endswith("(deleted)"):
+            found.add((descriptor, target))
+    return found
