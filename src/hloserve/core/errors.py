@@ -346,7 +346,8 @@ class BackendFailed(HloserveError):
 
     def __init__(self, operation: str, model: str, reason: str) -> None:
         self.operation, self.model, self.reason = operation, model, reason
-        super().__init__(f"{operation} of model {model!r} failed: {reason}")
+        of_model = f" of model {model!r}" if model else ""
+        super().__init__(f"{operation}{of_model} failed: {reason}")
 
 
 class MissingExtra(HloserveError):

@@ -111,8 +111,8 @@ class Backend(Protocol):
         """Put host arrays on the device, one buffer each, in order.
 
         Args:
-            arrays: C-contiguous. On CPU, one that is aligned to `ALIGNMENT_BYTES` is not copied:
-                keep it alive and untouched until its buffer is freed.
+            arrays: C-contiguous; untouched until their buffers are freed. On CPU, one that is
+                aligned to `ALIGNMENT_BYTES` is not copied; another one is, in the background.
 
         Raises:
             DeviceMemoryFull: no room. Retryable.

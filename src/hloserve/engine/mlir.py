@@ -142,6 +142,7 @@ class _Diagnostics:
 
 def _new_context() -> Any:
     context = ir.Context()
+    context.enable_multithreading(False)  # or each brings a pool of threads of its own
     context.append_dialect_registry(_registry)
     context.load_all_available_dialects()
     sdy.register_dialect(context)

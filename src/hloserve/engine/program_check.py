@@ -103,7 +103,7 @@ def check_signature(
             f" declares {_count(outputs, 'output')}: nothing is left for {missing}"
         )
     for number, (spec, got) in enumerate(zip(outputs, signature.outputs, strict=False)):
-        want = TensorType(spec.dtype, _output_shape(spec, size, variable))
+        want = TensorType(spec.dtype, _output_shape(spec, size))
         findings += _compare(f"{source}: output {spec.name!r} (result {number})", want, got)
     return findings
 
@@ -121,13 +121,14 @@ def size_of_program(signature: Signature, inputs: Sequence[TensorSpec]) -> int |
     return 0
 
 
-def _output_shape(
-    spec: TensorSpec, size: int, variable: Mapping[str, int]
-) -> tuple[int | None, ...]:
-    """A variable output axis is whatever the program makes it, so it stays open."""
-    del variable  # letters are scoped to their tensor; only inputs share them in `input_shapes`
+def _output_shape(spec: TensorSpec, size: int) -> tuple[int | None, ...]:
+    """A variable axis is whatever the program makes it; so is a batch axis that no input has.
+
+    Letters are scoped to their tensor, so the sizes of `input_shapes` say nothing about outputs.
+    """
+    batch = size or None
     return tuple(
-        size if number == spec.batch_axis else axis.extent for number, axis in enumerate(spec.axes)
+        batch if number == spec.batch_axis else axis.extent for number, axis in enumerate(spec.axes)
     )
 
 

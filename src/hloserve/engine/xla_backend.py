@@ -118,6 +118,10 @@ class XlaBackend(Backend):
     @override
     def compile(self, program: Program, model: str) -> XlaExecutable:
         assert isinstance(program, mlir.MlirProgram)
+        if any(
+            None in kind.shape for kind in (*program.signature.inputs, *program.signature.outputs)
+        ):
+            raise BackendFailed("compiling", model, f"extents are open: {program.signature}")
         options = xla_client.CompileOptions()
         options.num_replicas = 1
         options.num_partitions = 1
@@ -126,6 +130,11 @@ class XlaBackend(Backend):
                 program.module, _jax.DeviceList((self._device,)), options
             )
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
+            if str(error).startswith("NOT_FOUND"):
+                reason = (
+                    f"{error}; it was exported for another platform: export for {self._platform}"
+                )
+                raise BackendFailed("compiling", model, reason) from error
             raise _translated("compiling", model, error) from error
         handlers = [
             _array_result_handler(

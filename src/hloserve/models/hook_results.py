@@ -46,7 +46,7 @@ def call_hook(model: str, role: str, bundle: Path, hook: Hook, tensors: TensorLi
         return hook(tensors)
     except InvalidInput:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # author's code may raise anything
         place = author_line(bundle.resolve(), error)
         at = f"{place}: " if place else ""
         raise HookFailed(model, role, f"{at}{type(error).__name__}: {error}") from error

@@ -95,6 +95,8 @@ class HookThreads:
             value = function(*arguments)
         except Exception as error:  # noqa: BLE001  # handed over to the call that waits
             self._deliver(ticket.fail, error)
+        except BaseException as error:  # noqa: BLE001  # would end the thread, and the call hang
+            self._deliver(ticket.fail, RuntimeError(repr(error)))
         else:
             self._deliver(ticket.resolve, value)
 

@@ -11,6 +11,7 @@ Rules.
 3. Nothing here touches other models.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -71,12 +72,12 @@ def load_model(
     """
     bundle = Path(bundle)
     hears = progress or NoProgress()
-    name = bundle.resolve().name
+    name = Path(os.path.abspath(bundle)).name  # of a link, not of what it points to
     hears.bundle_started(name)
     started = time.monotonic()
     try:
         model = _load(bundle, backend, max_batch_size, hears)
-    except HloserveError as error:
+    except Exception as error:
         hears.bundle_failed(name, reason_of(error))
         raise
     hears.bundle_ready(name, time.monotonic() - started)
@@ -101,7 +102,7 @@ def _load(bundle: Path, backend: Backend, max_batch_size: int | None, hears: Pro
             hears.bundle_warning(manifest.name, warning)
         hears.programs_found(manifest.name, len(planned))
         executables = _compile(manifest.name, planned, backend, hears)
-        arena = HostArena(HostArena.needed_bytes(w.nbytes for w in weights.arguments))
+        arena = _arena_for(weights)
         buffers = backend.to_device(load_weights(weights, arena))
         held.callback(backend.free, buffers)
         _warm_up(
@@ -120,6 +121,14 @@ def _load(bundle: Path, backend: Backend, max_batch_size: int | None, hears: Pro
     return _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
 
 
+def _arena_for(weights: WeightsFile) -> HostArena:
+    try:
+        return HostArena(HostArena.needed_bytes(tensor.nbytes for tensor in weights.arguments))
+    except OSError as error:
+        reason = f"the host has no room for {weights.nbytes} bytes of weights: {error.strerror}"
+        raise WeightsProblem(weights.path, reason) from error
+
+
 def _assemble(
     bundle: Path,
     manifest: Manifest,
@@ -129,7 +138,9 @@ def _assemble(
     platform: str,
     warnings: tuple[str, ...],
 ) -> Model:
-    client_outputs = device.outputs if manifest.client_outputs is None else manifest.client_outputs
+    client_outputs = manifest.outputs
+    if manifest.client_outputs is None and (hooks is None or hooks.postprocess is None):
+        client_outputs = device.outputs  # with the results that nobody declared
     return Model(
         name=manifest.name,
         bundle=bundle,

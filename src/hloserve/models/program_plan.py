@@ -135,7 +135,8 @@ def _fit(
     """Check one program at one size; fix its open extents when it fits so far."""
     inputs, outputs = manifest.executable_inputs, manifest.executable_outputs
     found = check_signature(name, program.signature, inputs, outputs, weights, size, variable)
-    is_open = any(None in kind.shape for kind in program.signature.inputs)
+    signature = program.signature
+    is_open = any(None in kind.shape for kind in (*signature.inputs, *signature.outputs))
     if found or not is_open:
         return found, program
     try:
