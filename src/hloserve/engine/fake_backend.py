@@ -89,6 +89,11 @@ class Gate:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_open)
 
+    @property
+    def arrivals(self) -> int:
+        """Executions that have arrived since the gate was made."""
+        return self._arrivals
+
     def wait_for_arrivals(self, count: int, timeout_s: float = 10.0) -> None:
         """Wait until `count` executions have arrived since the gate was made.
 

@@ -16,6 +16,7 @@ from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_transport import Handler, Rpc
 from hloserve.server.inference import InferenceService
 from hloserve.wire import v2_protobuf as codec
+from hloserve.wire.grpc_framing import Message
 
 __all__ = ["GrpcInferenceService"]
 
@@ -32,7 +33,7 @@ class GrpcInferenceService:
 
     def methods(self) -> Mapping[str, Handler]:
         """Handlers by full method path."""
-        answers: dict[str, Callable[[bytes], bytes]] = {
+        answers: dict[str, Callable[[Message], bytes]] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
@@ -63,13 +64,13 @@ class GrpcInferenceService:
 
         rpc.on_cancel = self._inference.start(request, reply).cancel
 
-    def _server_live(self, message: bytes) -> bytes:
+    def _server_live(self, message: Message) -> bytes:
         return codec.encode_server_live(is_live=True)
 
-    def _server_ready(self, message: bytes) -> bytes:
+    def _server_ready(self, message: Message) -> bytes:
         return codec.encode_server_ready(is_ready=self._catalog.is_ready)
 
-    def _model_ready(self, message: bytes) -> bytes:
+    def _model_ready(self, message: Message) -> bytes:
         name, version = codec.decode_model_ready_request(message)
         try:
             is_ready = self._catalog.is_model_ready(name, version)
@@ -77,19 +78,19 @@ class GrpcInferenceService:
             is_ready = False  # the protocol answers, and does not fail, for an unknown model
         return codec.encode_model_ready(is_ready=is_ready)
 
-    def _server_metadata(self, message: bytes) -> bytes:
+    def _server_metadata(self, message: Message) -> bytes:
         return codec.encode_server_metadata(self._catalog.server_metadata())
 
-    def _model_metadata(self, message: bytes) -> bytes:
+    def _model_metadata(self, message: Message) -> bytes:
         name, version = codec.decode_model_metadata_request(message)
         return codec.encode_model_metadata(self._catalog.model_metadata(name, version))
 
-    def _repository_index(self, message: bytes) -> bytes:
+    def _repository_index(self, message: Message) -> bytes:
         ready_only = codec.decode_repository_index_request(message)
         return codec.encode_repository_index(self._catalog.index(ready_only=ready_only))
 
 
-def _answer(method: Callable[[bytes], bytes], rpc: Rpc) -> None:
+def _answer(method: Callable[[Message], bytes], rpc: Rpc) -> None:
     try:
         message = method(rpc.message)
     except HloserveError as error:

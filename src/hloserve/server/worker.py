@@ -7,7 +7,7 @@ serve, drain, end. What does not: loading a bundle (`models.loader`), the start-
 Rules.
 1. The ports are up before anything is compiled: live at once, ready when the start-up set is known.
 2. The first SIGTERM or SIGINT drains: not ready, no new connections, everything in flight answered
-   until `drain_timeout_s`. The second ends the process at once.
+   until `drain_timeout_s`. Another one, a second later or more, ends the process at once.
 3. The exit status is 0 after a drain, 1 when the worker could not do its work.
 """
 
@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -49,6 +48,9 @@ from hloserve.server.startup import BackendFactory, Startup, open_backend
 __all__ = ["Worker", "serve"]
 
 log = logging.getLogger(__name__)
+
+_SAME_SIGNAL_NS = 1_000_000_000
+"""Wrappers like `timeout` and terminals send a signal twice; that is not impatience."""
 
 
 def serve(
@@ -96,18 +98,16 @@ async def _run(
     open_device: BackendFactory,
     pages: Mapping[str, Path],
 ) -> int:
-    worker = Worker(loaded, pages)
-    stop = worker.stop_on_signals()
+    def decided() -> None:
+        if on_ready is not None and worker.is_ready:
+            on_ready(addresses)
+
+    worker = Worker(loaded, pages, on_decided=decided)
+    worker.stop_on_signals()
     addresses = await worker.listen(ports_file)
-    worker.load(
-        open_device, show_progress, partial(on_ready, addresses) if on_ready else _do_nothing
-    )
-    await stop.wait()
+    worker.load(open_device, show_progress=show_progress)
+    await worker.wait_stopped()
     return await worker.drain()
-
-
-def _do_nothing() -> None:
-    """Stands for a caller that does not want to know."""
 
 
 class Worker:
@@ -116,14 +116,19 @@ class Worker:
     Args:
         loaded: checked settings.
         pages: static HTML pages of the REST port, by path.
+        on_decided: called once every bundle of the start-up set is loaded or has failed.
     """
 
-    def __init__(self, loaded: LoadedConfig, pages: Mapping[str, Path]) -> None:
+    def __init__(
+        self, loaded: LoadedConfig, pages: Mapping[str, Path], *, on_decided: Callable[[], None]
+    ) -> None:
         self.config: WorkerConfig = loaded.config
         self._sources = loaded.sources
         self._clock = SystemClock()
         self._loop = asyncio.get_running_loop()
+        self._on_decided = on_decided
         self._stop = asyncio.Event()
+        self._stopped_ns = 0
         self._status = 0
         post = self._loop.call_soon_threadsafe
         cpus = len(os.sched_getaffinity(0))
@@ -155,18 +160,32 @@ class Worker:
         self._dispatcher: Dispatcher | None = None
         self._startup: Startup | None = None
 
-    def stop_on_signals(self) -> asyncio.Event:
-        """Take SIGTERM and SIGINT; the event is set by the first of them."""
+    @property
+    def is_ready(self) -> bool:
+        """True while requests are served: see `server.catalog`."""
+        return self._catalog.is_ready
+
+    def stop_on_signals(self) -> None:
+        """Let SIGTERM and SIGINT stop the worker. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
-        return self._stop
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._stop.is_set():
+        if not self._stop.is_set():
+            log_event(log, "draining", signal=number.name, in_flight=self._inference.in_flight)
+            self.stop()
+        elif self._clock.now_ns() - self._stopped_ns > _SAME_SIGNAL_NS:
             log_event(log, "stopped_at_once", level=logging.WARNING, signal=number.name)
             os._exit(128 + number)
-        log_event(log, "draining", signal=number.name, in_flight=self._inference.in_flight)
+
+    def stop(self) -> None:
+        """Ask for the drain; `wait_stopped` returns."""
+        self._stopped_ns = self._clock.now_ns()
         self._stop.set()
+
+    async def wait_stopped(self) -> None:
+        """Wait until somebody asks for the drain."""
+        await self._stop.wait()
 
     async def listen(self, ports_file: Path | None) -> Addresses:
         """Bind the ports and tell where they are.
@@ -187,9 +206,7 @@ class Worker:
         )
         return addresses
 
-    def load(
-        self, open_device: BackendFactory, show_progress: bool, on_ready: Callable[[], None]
-    ) -> None:
+    def load(self, open_device: BackendFactory, *, show_progress: bool) -> None:
         """Begin to load the start-up set on a thread of its own."""
         self._startup = Startup(
             self.config,
@@ -198,7 +215,6 @@ class Worker:
             progress=build_progress(is_shown=show_progress),
             events=self,
         )
-        self._on_ready = on_ready
         self._startup.start()
 
     # What the start-up thread reports, on the loop thread.
@@ -230,8 +246,7 @@ class Worker:
         if failed and self.config.strict_startup:
             log_event(log, "strict_startup", level=logging.ERROR, models_failed=failed)
             self._end(1)
-        elif self._catalog.is_ready:
-            self._on_ready()
+        self._on_decided()
 
     def startup_failed(self, error: Exception) -> None:
         """Nothing can be served: no device, or no repository."""
@@ -240,7 +255,7 @@ class Worker:
 
     def _end(self, status: int) -> None:
         self._status = status
-        self._stop.set()
+        self.stop()
 
     async def drain(self) -> int:
         """Finish what is in flight and close everything; returns the exit status."""

@@ -1,0 +1,219 @@
+"""Workers to talk to: in this process on the fake device, or as real processes on XLA."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from hloserve.bundle import IOSpec, write_bundle
+from hloserve.config import load
+from hloserve.core.tensors import Array
+from hloserve.engine.fake_backend import FakeBackend
+from hloserve.server.listeners import Addresses
+from hloserve.server.worker import Worker
+
+_ANY_PORTS = {
+    "endpoints.http_port": 0,
+    "endpoints.grpc_port": 0,
+    "endpoints.admin_port": 0,
+}
+_PATIENCE_S = 60.0
+
+
+class RunningWorker:
+    """A worker on a loop in a thread of this process.
+
+    Attributes:
+        addresses: its ports.
+        worker: touch it on its own loop only, through `on_loop`.
+        status: the exit status, once it has ended.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        backend: FakeBackend,
+        settings: Mapping[str, object],
+        *,
+        wait: bool = True,
+    ) -> None:
+        flags = {"model_dirs": [str(repository)], **_ANY_PORTS, **settings}
+        self._loaded = load(None, {}, flags)
+        self._backend = backend
+        self._is_listening = threading.Event()
+        self._is_decided = threading.Event()
+        self.status: int | None = None
+        self.addresses: Addresses
+        self.worker: Worker
+        self._thread = threading.Thread(target=self._run, name="worker-under-test")
+        self._thread.start()
+        assert self._is_listening.wait(_PATIENCE_S), "the worker does not listen"
+        if wait:
+            self.wait_decided()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self.status = runner.run(self._serve())
+
+    async def _serve(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self.worker = Worker(self._loaded, {}, on_decided=self._is_decided.set)
+        self.addresses = await self.worker.listen(None)
+        self._is_listening.set()
+        self.worker.load(lambda _: self._backend, show_progress=False)
+        await self.worker.wait_stopped()
+        return await self.worker.drain()
+
+    def wait_decided(self) -> None:
+        """Wait until every bundle is loaded or has failed."""
+        assert self._is_decided.wait(_PATIENCE_S), "the worker does not finish loading"
+
+    def on_loop(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the worker's loop; its result."""
+
+        async def call() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(_PATIENCE_S)
+
+    def stop(self) -> None:
+        """Drain, as SIGTERM does, without waiting."""
+        self._loop.call_soon_threadsafe(self.worker.stop)
+
+    def join(self) -> int | None:
+        """Wait for the end; the exit status."""
+        self._thread.join(_PATIENCE_S)
+        assert not self._thread.is_alive(), "the worker does not end"
+        return self.status
+
+
+@contextmanager
+def running_worker(
+    repository: Path,
+    backend: FakeBackend | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Iterator[RunningWorker]:
+    """A worker on the fake device, ready; drained at the end."""
+    worker = RunningWorker(repository, backend or FakeBackend(), settings or {})
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.join()
+
+
+def fake_program(function: str, inputs: Sequence[str], outputs: Sequence[str]) -> str:
+    """The text of a program of the fake device."""
+    return json.dumps(
+        {
+            "function": function,
+            "inputs": [f"tensor<{kind}>" for kind in inputs],
+            "outputs": [f"tensor<{kind}>" for kind in outputs],
+        }
+    )
+
+
+def write_scale(
+    repository: Path,
+    name: str = "scale",
+    *,
+    sizes: Sequence[int] = (1, 4, 8),
+    function: str = "scale",
+    files: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Path:
+    """Write y = 2x on float32 rows of four, for the fake device."""
+    return write_bundle(
+        repository / name,
+        name,
+        [IOSpec("x", "f32", (1, 4), batch_axis=0)],
+        [IOSpec("y", "f32", (1, 4), batch_axis=0)],
+        {n: fake_program(function, [f"{n}x4xf32", "4xf32"], [f"{n}x4xf32"]) for n in sizes},
+        {"w": np.full(4, 2, np.float32)},
+        files=files or {},
+        **more,
+    )
+
+
+def rows(*values: float) -> Array:
+    """Float32 rows of four, each filled with its value."""
+    return np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
+
+
+class ServerProcess:
+    """A real `hloserve` process.
+
+    Attributes:
+        ports: by name: ``http``, ``grpc``, ``admin``.
+        log: the JSON lines that it wrote, parsed, up to readiness.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", ports_file: Path) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.log.append(json.loads(line))
+            if self.log[-1]["event"] in ("startup_done", "startup_failed"):
+                break
+        else:
+            raise AssertionError(f"the server ended: {self.log}")
+        self.ports: Mapping[str, int] = json.loads(ports_file.read_text())
+        # The pipe must be emptied, or the server blocks on its log.
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(json.loads(line) for line in self.process.stderr)
+
+    def url(self, path: str, port: str = "http") -> str:
+        """An HTTP URL on one of its ports."""
+        return f"http://127.0.0.1:{self.ports[port]}{path}"
+
+    @property
+    def grpc(self) -> str:
+        """The gRPC address."""
+        return f"127.0.0.1:{self.ports['grpc']}"
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(_PATIENCE_S)
+        self._reader.join(_PATIENCE_S)
+        return status
+
+
+@contextmanager
+def server_process(repository: Path, directory: Path, *flags: str) -> Iterator[ServerProcess]:
+    """Run `hloserve serve REPO` on free ports until the start-up set is decided.
+
+    Args:
+        repository: its bundles are real StableHLO.
+        directory: for the ports file.
+        flags: further flags of the command.
+    """
+    ports_file = directory / "ports.json"
+    command = [
+        sys.executable, "-m", "hloserve", "serve", str(repository),
+        "--http-port", "0", "--grpc-port", "0", "--admin-port", "0",
+        "--ports-file", str(ports_file), "--log-format", "json", *flags,
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            server = ServerProcess(process, ports_file)
+            yield server
+            if process.poll() is None:
+                server.terminate()
+        finally:
+            process.kill()
+            process.wait()
