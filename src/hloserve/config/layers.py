@@ -7,7 +7,7 @@ which of them wins (`hloserve.config.loading`). Pure but for reading the file; a
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -31,6 +31,7 @@ from hloserve.core.errors import ConfigProblem
 __all__ = ["Given", "read_environment", "read_file", "read_flags"]
 
 _MODEL = "<model>"
+_FOREIGN_VARIABLES = {environment_name(path): reason for path, reason in FOREIGN_KEYS.items()}
 _SECTIONS = frozenset(path[:end] for path in SETTINGS for end in range(len(path)))
 # What Kubernetes puts into every container for a Service whose name starts with "hloserve".
 _SERVICE_LINK = re.compile(
@@ -90,9 +91,7 @@ def read_environment(environ: Mapping[str, str]) -> Found:
             continue
         setting = known.get(name)
         if setting is None:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            yield ConfigProblem("environment", "", f"{show_name(name)} is not a setting{hint}")
+            yield ConfigProblem("environment", "", _unknown_variable(name, known))
         elif setting.kind == "models":
             yield from _read_models(setting, name, text)
         else:
@@ -113,6 +112,14 @@ def read_flags(flags: Mapping[str, object]) -> Found:
 def show_name(name: str) -> str:
     """A key for a message: control characters escaped, not endless."""
     return name[:80].encode("unicode_escape").decode("ascii")
+
+
+def _unknown_variable(name: str, known: Iterable[str]) -> str:
+    if name in _FOREIGN_VARIABLES:
+        return f"{name} {_FOREIGN_VARIABLES[name]}"
+    close = difflib.get_close_matches(name[:80], known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{show_name(name)} is not a setting{hint}"
 
 
 def _is_service_link(name: str, text: str, known: Mapping[str, Setting]) -> bool:

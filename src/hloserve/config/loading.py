@@ -158,10 +158,7 @@ def _check_directories(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
     seen: set[str] = set()
     for index, directory in enumerate(loaded.config.model_dirs):
         at = f"$.model_dirs[{index}]"
-        try:
-            problem = "" if os.path.isdir(directory) else "is not an existing directory"
-        except ValueError:  # a NUL in it
-            problem = "is not a path"
+        problem = "" if os.path.isdir(directory) else "is not an existing directory"
         real = directory if problem else os.path.realpath(directory)
         if real in seen:
             problem = "is given twice"

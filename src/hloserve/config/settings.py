@@ -80,9 +80,11 @@ def flag_name(path: Path) -> str:
 
 def read_text(setting: Setting, text: str) -> object:
     """Turn the text of a variable or flag into the raw value that a file would hold."""
-    text = text.strip()
     if setting.kind == "list":
         return [part for part in text.split(":") if part]
+    if setting.kind == "str":
+        return text
+    text = text.strip()
     if setting.kind == "bool" and text.lower() in _TRUE + _FALSE:
         return text.lower() in _TRUE
     if setting.kind in ("int", "int_or_word") and _WHOLE.fullmatch(text):
@@ -112,6 +114,8 @@ def read_value(setting: Setting, raw: object) -> Any:
         return msgspec.convert(value, setting.type)
     except msgspec.ValidationError as error:
         raise ValueRefused(f"must be {setting.expected}, got {show(raw)}") from error
+    except UnicodeEncodeError as error:
+        raise ValueRefused(f"must be text in UTF-8, got {show(raw)!a}") from error
 
 
 def _read_unit(unit: str, text: str) -> int | float:

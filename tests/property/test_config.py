@@ -1,0 +1,154 @@
+"""Configuration under all inputs."""
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hloserve import config
+from hloserve.config.schema import WorkerConfig
+from hloserve.config.settings import SETTINGS, environment_name
+from hloserve.config.yaml_file import parse_yaml
+from hloserve.core.errors import ConfigProblem
+
+NAMES = st.text("abcXYZ09._- é'\"", min_size=1, max_size=8)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "models_include": st.lists(NAMES, max_size=3),
+    "model_control_mode": st.just("static"),
+    "strict_startup": st.booleans(),
+    "drain_timeout_s": st.floats(0, 86400),
+    "runtime.backend": st.sampled_from(["cpu", "cuda"]),
+    "runtime.device_ordinal": st.integers(0, 1023),
+    "runtime.mem_fraction": st.floats(0, 1, exclude_min=True),
+    "runtime.preallocate": st.booleans(),
+    "runtime.allow_cpu_fallback": st.booleans(),
+    "runtime.numerics": st.just("auto"),
+    "scheduler.discipline": st.just("fifo"),
+    "scheduler.max_queue_depth": st.integers(1, 2**31 - 1),
+    "scheduler.models": st.dictionaries(
+        NAMES, st.fixed_dictionaries({"max_batch_size": st.integers(1, 2**31 - 1)}), max_size=3
+    ),
+    "endpoints.host": NAMES,
+    "endpoints.http_port": st.integers(0, 20000),
+    "endpoints.grpc_port": st.integers(20001, 40000),
+    "endpoints.admin_port": st.integers(40001, 65535),
+    "endpoints.max_concurrent_requests": st.integers(0, 2**31 - 1),
+    "grpc.max_recv_msg_bytes": st.integers(1, 2**31 - 1),
+    "grpc.max_send_msg_bytes": st.integers(1, 2**31 - 1),
+    "http.max_body_bytes": st.integers(1, 2**31 - 1),
+    "http.header_timeout_s": st.floats(0.001, 86400),
+    "http.body_timeout_s": st.floats(0.001, 86400),
+    "http.idle_timeout_s": st.floats(0.001, 86400),
+    "hooks.threads": st.integers(1, 256) | st.just("auto"),
+    "logging.level": st.sampled_from(["debug", "info", "warning", "error"]),
+    "logging.format": st.sampled_from(["auto", "text", "json"]),
+}
+"""Good values by path; `model_dirs`, which the disk must hold, is left out."""
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner),
+    max_leaves=10,
+)
+"""Whatever JSON can hold."""
+
+some_values = st.fixed_dictionaries({}, optional=VALUES)
+
+
+def _as_tree(values: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, field = path.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[field] = value
+    return tree
+
+
+def _outcome(**layers: Any) -> str:
+    """What the loader says is wrong; empty when nothing is."""
+    try:
+        config.load(**layers)
+    except ConfigProblem as problem:
+        return str(problem)
+    return ""
+
+
+def test_strategies_know_every_setting() -> None:
+    """A new setting is part of the properties below."""
+    paths = {".".join(path) for path in SETTINGS if "<model>" not in path}
+
+    assert paths == {*VALUES, "model_dirs"}
+
+
+@given(some_values)
+def test_configuration_survives_its_own_file(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]
+) -> None:
+    """What is written to a node file is what is read from it, as often as one likes."""
+    file = tmp_path_factory.mktemp("node") / "node.yaml"
+    file.write_text(yaml.safe_dump(_as_tree(values), allow_unicode=True), encoding="utf-8")
+
+    first = config.load(file).config
+    file.write_text(yaml.safe_dump(msgspec.to_builtins(first)), encoding="utf-8")
+
+    assert first == config.load(file).config
+    assert first == msgspec.convert(_as_tree(values), WorkerConfig)
+
+
+@given(some_values)
+def test_environment_and_flags_say_what_a_file_says(values: dict[str, Any]) -> None:
+    """A value is the same value whether it comes from a file, a variable or a flag."""
+    text = {
+        path: ":".join(value) if isinstance(value, list)
+        else json.dumps(value) if isinstance(value, dict)
+        else f"{value:.17g}" if isinstance(value, float)
+        else str(value)
+        for path, value in values.items()
+    }  # fmt: skip
+    variables = {environment_name(tuple(path.split("."))): t for path, t in text.items()}
+    flags = {path: value for path, value in values.items() if path != "scheduler.models"}
+
+    from_file = msgspec.convert(_as_tree(values), WorkerConfig)
+
+    assert from_file == config.load(None, variables).config
+    if "scheduler.models" not in values:
+        assert from_file == config.load(None, {}, flags).config
+
+
+@given(st.text(max_size=200) | st.builds(json.dumps, TREES))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    """Any text is YAML within bounds or one problem; nothing else is ever raised."""
+    with contextlib.suppress(ConfigProblem):
+        parse_yaml(text, "node.yaml")
+
+
+@given(
+    st.dictionaries(st.sampled_from(["scheduler", "endpoints", "runtime", "models_include"]), TREES)
+)
+def test_no_tree_breaks_the_loader(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]
+) -> None:
+    """Whatever a node file holds, the outcome is a configuration or problems on printable lines."""
+    file = tmp_path_factory.mktemp("node") / "node.yaml"
+    file.write_text(json.dumps(tree), encoding="utf-8")
+
+    told = _outcome(file=file)
+
+    assert all(line.isprintable() for line in told.split("\n"))
+
+
+@given(st.sampled_from(list(SETTINGS)), st.text(max_size=20))
+def test_no_variable_breaks_the_loader(path: tuple[str, ...], text: str) -> None:
+    """Whatever a variable holds, the outcome is a configuration or a problem that names it."""
+    name = environment_name(path)
+
+    told = _outcome(environ={name: text})
+
+    assert told == "" or name in told
