@@ -166,6 +166,18 @@ def test_scalars_and_empty_tensors_pass(case: Case, shape: tuple[int, ...]) -> N
     assert y.shape == shape
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (64, 1024)], ids=["small", "large"])
+def test_read_only_array_is_taken(case: Case, shape: tuple[int, ...]) -> None:
+    """A view of a received message goes to the device as it is."""
+    kind = str(TensorType(F32, shape))
+    received = _aligned(np.ones(shape, np.float32))
+    received.flags.writeable = False
+
+    (y,) = case.run(case.build("identity", [kind], [kind]), received)
+
+    np.testing.assert_array_equal(y, received)
+
+
 def test_result_never_aliases_an_argument(case: Case) -> None:
     """Staging memory may be written again after a dispatch without changing its answers."""
     kind = "tensor<4x3xf32>"

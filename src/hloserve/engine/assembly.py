@@ -6,8 +6,10 @@ together (`hloserve.engine.batching`). `StagingArea` belongs to the dispatch thr
 are pure.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -38,11 +40,12 @@ class StagingArea:
     the memory in place. Threading: dispatch thread.
     """
 
-    __slots__ = ("_memory", "_used_bytes")
+    __slots__ = ("_memory", "_used_bytes", "_views")
 
     def __init__(self) -> None:
         self._memory = _aligned_memory(0)
         self._used_bytes = 0
+        self._views: dict[tuple[int, tuple[int, ...], np.dtype[Any]], Array] = {}
 
     @property
     def capacity_bytes(self) -> int:
@@ -53,21 +56,33 @@ class StagingArea:
         """Begin a new dispatch: what was handed out before may be overwritten from now on."""
         self._used_bytes = 0
 
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An aligned, C-contiguous array of unspecified content.
 
         It does not overlap another one taken since `start`.
         """
-        nbytes = dtype.itemsize
-        for extent in shape:
-            nbytes *= extent
-        offset = self._used_bytes
-        end = offset + nbytes
-        if end > self._memory.nbytes:
-            # What was handed out keeps the old memory alive.
-            self._memory, offset, end = _aligned_memory(max(end, 2 * nbytes)), 0, nbytes
-        self._used_bytes = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return np.ndarray(shape, dtype, self._memory.data, offset)
+        view = self._views.get((self._used_bytes, shape, dtype))
+        if view is None:
+            view = self._make_view(shape, dtype)
+        self._used_bytes += -(-view.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return view
+
+    def _make_view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._used_bytes + nbytes > self._memory.nbytes:
+            # What this dispatch has taken keeps the old memory alive until it ends.
+            self._memory = _aligned_memory(max(self._used_bytes + nbytes, 2 * nbytes))
+            self._views.clear()
+            self._used_bytes = 0
+        if len(self._views) >= _VIEWS_KEPT:
+            self._views.clear()
+        view: Array = np.ndarray(shape, dtype, self._memory.data, self._used_bytes)
+        self._views[self._used_bytes, shape, dtype] = view
+        return view
+
+
+_VIEWS_KEPT = 1024
+"""Making a view costs 1 us; a model of a few inputs and sizes needs a few dozen."""
 
 
 def _aligned_memory(nbytes: int) -> Array:
@@ -163,18 +178,26 @@ def check_outputs(
             "execution", model, f"it gave {len(outputs)} results, {len(specs)} are declared"
         )
     for spec, output in zip(specs, outputs, strict=True):
-        expected = spec.shape
-        if spec.batch_axis is not None:
-            expected = (*expected[: spec.batch_axis], rows, *expected[spec.batch_axis + 1 :])
-        if len(output.shape) != len(expected) or not all(
-            want is None or want == have for want, have in zip(expected, output.shape, strict=True)
-        ):
-            wanted = ", ".join("?" if want is None else str(want) for want in expected)
+        if not _fits(spec, output.shape, rows):
+            extents = [
+                rows if axis == spec.batch_axis else extent
+                for axis, extent in enumerate(spec.shape)
+            ]
+            wanted = ", ".join("?" if extent is None else str(extent) for extent in extents)
             raise BackendFailed(
                 "execution",
                 model,
                 f"output {spec.name!r} came with shape {list(output.shape)}, expected [{wanted}]",
             )
+
+
+def _fits(spec: TensorSpec, shape: tuple[int, ...], rows: int | None) -> bool:
+    if len(shape) != len(spec.shape):
+        return False
+    for want, have in zip(spec.shape, shape, strict=True):  # all() would cost 1 us more
+        if want is not None and want != have:
+            return False
+    return rows is None or spec.batch_axis is None or shape[spec.batch_axis] == rows
 
 
 def slice_rows(

@@ -7,13 +7,12 @@ thread.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["BatchPlan", "plan_batch", "saturation_rows", "smallest_fitting", "split_rows"]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """One execution to be.
 
     Attributes:

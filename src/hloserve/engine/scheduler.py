@@ -262,7 +262,7 @@ def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
         rows += request.rows
     if not live:
         return Dispatch(model, [], 0, 0, expired, now_ns)
-    if not enough:
+    if not enough or len(live) == 1:
         return Dispatch(model, live, rows, lone_size(model, live[0]), expired, now_ns)
     plan = plan_batch([request.rows for request in live], sizes, model.max_batch_size)
     waiting.extendleft(reversed(live[plan.taken :]))
