@@ -23,6 +23,7 @@ from hloserve.wire.grpc_framing import (
     read_whole,
 )
 from hloserve.wire.grpc_headers import (
+    OK_HEADERS,
     Header,
     Headers,
     decode_text,
@@ -45,7 +46,7 @@ from hloserve.wire.http2 import (
 
 __all__ = ["GrpcClientConnection"]
 
-_STATUS_200: Final = (b":status", b"200")
+_PLAIN: Final = tuple(OK_HEADERS)  # what our own server sends; others get a closer look
 _STATUS_OK: Final = (b"grpc-status", b"0")
 _UNKNOWN, _INTERNAL, _CANCELLED, _UNAVAILABLE = 2, 13, 1, 14
 _EXHAUSTED, _DENIED, _UNIMPLEMENTED, _UNAUTHENTICATED = 8, 7, 12, 16
@@ -201,7 +202,7 @@ class GrpcClientConnection(Http2Connection):
                         continue
                 self._take_data(event, call, found)
             elif type(event) is ResponseReceived:
-                if event.end_stream or event.headers[0] != _STATUS_200 or len(event.headers) > 2:
+                if event.end_stream or event.headers != _PLAIN:
                     self._take_headers(event, found)
             elif type(event) is TrailersReceived:
                 self._end(event.stream_id, event.headers, found)
@@ -231,10 +232,9 @@ class GrpcClientConnection(Http2Connection):
                     raise MalformedBody("the response to a unary call has more than one message")
                 else:
                     call.message = message
-        except BodyTooLarge as error:
-            self._abandon(event.stream_id, _EXHAUSTED, str(error), found)
         except HloserveError as error:
-            self._abandon(event.stream_id, _INTERNAL, str(error), found)
+            code = _EXHAUSTED if isinstance(error, BodyTooLarge) else _INTERNAL
+            self._abandon(event.stream_id, code, str(error), found, error)
         else:
             if event.end_stream:
                 self._end(event.stream_id, (), found)
@@ -291,9 +291,16 @@ class GrpcClientConnection(Http2Connection):
         if call.has_large_request:
             self._stop_upload(stream_id)
 
-    def _abandon(self, stream_id: int, code: int, text: str, found: list[ClientEvent]) -> None:
+    def _abandon(
+        self,
+        stream_id: int,
+        code: int,
+        text: str,
+        found: list[ClientEvent],
+        error: HloserveError | None = None,
+    ) -> None:
         self.cancel(stream_id)
-        found.append(RpcEnded(stream_id, code, text))
+        found.append(RpcEnded(stream_id, code, text, error=error))
 
     def _stop_upload(self, stream_id: int) -> None:
         """The answer came before the request was out: the rest of it is of no use."""

@@ -6,6 +6,7 @@ Who owns them: the connection until the event is delivered, then its caller.
 
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from hloserve.core.errors import HloserveError
 from hloserve.wire.grpc_framing import Message, MessageReader
 from hloserve.wire.grpc_headers import Headers
 
@@ -106,9 +107,10 @@ class RpcEnded:
         message: the response of a unary call; None when there is none.
         trailers: the trailing headers, empty when the stream or connection broke.
         was_refused: the server certainly did not look at it, so it may be sent again as it is.
+        error: the fault of the response that this side found; None when the server told the end.
     """
 
-    __slots__ = ("code", "message", "stream_id", "text", "trailers", "was_refused")
+    __slots__ = ("code", "error", "message", "stream_id", "text", "trailers", "was_refused")
 
     def __init__(
         self,
@@ -119,6 +121,7 @@ class RpcEnded:
         trailers: Headers = (),
         *,
         was_refused: bool = False,
+        error: HloserveError | None = None,
     ) -> None:
         self.stream_id = stream_id
         self.code = code
@@ -126,6 +129,7 @@ class RpcEnded:
         self.message = message
         self.trailers = trailers
         self.was_refused = was_refused
+        self.error = error
 
 
 class GoAway:

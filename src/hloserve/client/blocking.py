@@ -1,0 +1,253 @@
+"""The blocking client.
+
+What lives here: `Client`. What does not: sockets (`hloserve.client.connection`), bytes
+(`hloserve.wire`). Any number of threads may share one client: each call borrows a connection of its
+own from a pool that grows with the number of calls at once, so threads never wait for each other.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hloserve.client.address import parse_address
+from hloserve.client.connection import Connection, remaining_s
+from hloserve.client.failures import failure_of
+from hloserve.core.errors import BadRequest, DeadlineExceeded, NotPossibleNow, Unavailable
+from hloserve.core.requests import (
+    NEVER_NS,
+    InferRequest,
+    ModelIndexEntry,
+    ModelMetadata,
+    Parameter,
+    ServerMetadata,
+)
+from hloserve.core.tensors import Tensors
+from hloserve.wire import v2_protobuf as codec
+from hloserve.wire.grpc_framing import Message
+from hloserve.wire.grpc_limits import GrpcLimits
+
+__all__ = ["Client"]
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+_MAX_IDLE_CONNECTIONS = 64
+
+
+class Client:
+    """Talk to a V2 server over gRPC, one blocking call at a time per thread.
+
+    Nothing is connected before the first call; a connection that was lost is made anew by the next
+    call. Close the client, or use it as a context manager.
+
+    Args:
+        address: ``host:port`` of the server's gRPC listener; IPv6 in brackets.
+        timeout_s: how long a call may take, from its start to its answer, unless it says
+            otherwise. Sent to the server as the call's deadline. None for no limit.
+        connect_timeout_s: how long connecting may take, within the call's time.
+        max_message_bytes: the largest request to send and answer to accept.
+
+    Raises:
+        BadRequest: the address or a number cannot be used.
+
+    Threading: any thread, any number at once. Not across `os.fork`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hloserve import Client
+        >>> with Client("localhost:8001") as client:  # doctest: +SKIP
+        ...     outputs = client.infer("digits", {"image": np.zeros((1, 8, 8, 1), np.float32)})
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float | None = 60.0,
+        connect_timeout_s: float = 5.0,
+        max_message_bytes: int = _MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._address = parse_address(address)
+        _check_timeout("timeout_s", timeout_s)
+        _check_timeout("connect_timeout_s", connect_timeout_s)
+        if max_message_bytes <= 0:
+            raise BadRequest(f"max_message_bytes is {max_message_bytes}; it must be above 0")
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._limits = GrpcLimits(
+            max_recv_msg_bytes=max_message_bytes, max_send_msg_bytes=max_message_bytes
+        )
+        self._lock = threading.Lock()  # guards the two below; never held while waiting
+        self._idle: list[Connection] = []
+        self._is_closed = False
+
+    @property
+    def address(self) -> str:
+        """The server's address as ``host:port``."""
+        return str(self._address)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Tensors:
+        """Run a model once.
+
+        Args:
+            model: served name.
+            inputs: by name, in numpy order. What is no array is made one by `numpy.asarray`, so a
+                list of Python floats becomes float64; give arrays of the model's dtype. Any memory
+                layout and byte order will do.
+            outputs: names of those to return, in that order; all by default.
+            timeout_s: instead of the client's.
+            request_id: echoed by the server and in its log.
+            parameters: request parameters of the V2 protocol.
+
+        Returns:
+            The outputs by name, in the order of the answer. They are read-only views of the
+            answer; copy one to change it. BF16 comes as `ml_dtypes.bfloat16`.
+
+        Raises:
+            BadRequest: the server, or this client, refuses the request; the message says why.
+            ModelNotFound: nothing of that name is served there.
+            Overloaded: the server has too much to do. Retryable.
+            DeadlineExceeded: no answer in time.
+            Unavailable: nobody answers, or the connection was lost. Retryable.
+            HloserveError: anything else that went wrong in the server.
+        """
+        request = InferRequest(
+            model,
+            {name: np.asarray(array) for name, array in inputs.items()},
+            id=request_id,
+            outputs=() if outputs is None else _names(outputs),
+            parameters={} if parameters is None else dict(parameters),
+        )
+        body = codec.encode_infer_request(request)
+        return codec.decode_infer_response(self._call("ModelInfer", body, model, timeout_s)).outputs
+
+    def model_metadata(self, model: str) -> ModelMetadata:
+        """Inputs and outputs of a model: `.inputs[i].name`, `.datatype`, `.shape`.
+
+        Raises:
+            ModelNotFound: nothing of that name is served there.
+        """
+        body = codec.encode_model_metadata_request(model)
+        return codec.decode_model_metadata(self._call("ModelMetadata", body, model))
+
+    def server_metadata(self) -> ServerMetadata:
+        """The server's name, version and protocol extensions."""
+        return codec.decode_server_metadata(self._call("ServerMetadata"))
+
+    def repository_index(self, *, is_ready_only: bool = False) -> tuple[ModelIndexEntry, ...]:
+        """Every model that the server knows, with its state and, when not ready, the reason."""
+        body = codec.encode_repository_index_request(is_ready_only)
+        return codec.decode_repository_index(self._call("RepositoryIndex", body))
+
+    def is_server_live(self) -> bool:
+        """True when the server answers; False when nobody does."""
+        try:
+            return codec.decode_server_live(self._call("ServerLive"))
+        except Unavailable:
+            return False
+
+    def is_server_ready(self) -> bool:
+        """True when the server is ready to infer; False when it is not, or nobody answers."""
+        try:
+            return codec.decode_server_ready(self._call("ServerReady"))
+        except Unavailable:
+            return False
+
+    def is_model_ready(self, model: str) -> bool:
+        """True when the model takes requests; False when it does not, or is not served there."""
+        body = codec.encode_model_ready_request(model)
+        return codec.decode_model_ready(self._call("ModelReady", body, model))
+
+    def close(self) -> None:
+        """Close the connections that no call uses; others are closed when their call ends."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(
+        self, method: str, body: bytes = b"", model: str = "", timeout_s: float | None = None
+    ) -> Message:
+        """Make one call; again when the server certainly did not look at it."""
+        if len(body) > self._limits.max_send_msg_bytes:
+            raise BadRequest(
+                f"the request of {len(body)} bytes is over this client's limit of"
+                f" {self._limits.max_send_msg_bytes} bytes; raise max_message_bytes, or send fewer"
+                " rows at a time"
+            )
+        _check_timeout("timeout_s", timeout_s)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline_ns = NEVER_NS if limit_s is None else time.monotonic_ns() + round(limit_s * 1e9)
+        may_repeat = True
+        while True:
+            connection = self._borrow(deadline_ns)
+            ended = connection.call(_SERVICE + method, body, deadline_ns)
+            self._give_back(connection)
+            if ended is None:
+                error = DeadlineExceeded(model)
+                error.args = (f"{method} at {self._address}: no answer within {limit_s:g} s",)
+                raise error
+            if ended.message is not None:
+                return ended.message
+            if not (ended.was_refused and may_repeat):
+                raise failure_of(ended, model, self.address)
+            may_repeat = False
+
+    def _borrow(self, deadline_ns: int) -> Connection:
+        """A connection that takes a call: an idle one, or a new one."""
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise NotPossibleNow("this client is closed; make a new one")
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                left_s = remaining_s(deadline_ns)
+                wait_s = self._connect_timeout_s
+                wait_s = wait_s if left_s is None else max(min(wait_s, left_s), 1e-3)
+                return Connection.open(self._address, wait_s, self._limits)
+            if connection.is_usable():
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._is_closed and len(self._idle) < _MAX_IDLE_CONNECTIONS:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _names(outputs: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(outputs, str):
+        raise BadRequest(f"outputs is the string {outputs!r}; give a list of names")
+    return tuple(outputs)
+
+
+def _check_timeout(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise BadRequest(f"{name} is {value}; it must be above 0")
