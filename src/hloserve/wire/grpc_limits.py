@@ -47,4 +47,4 @@ class GrpcLimits:
     max_header_fields: int = 128
     max_partial_bytes: int = 1024 * _MIB
     max_unsent_bytes: int = 64 * _MIB
-    frame_allowance: int = 10_000
+    frame_allowance: int = 32_768

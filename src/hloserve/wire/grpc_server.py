@@ -65,7 +65,7 @@ _NOTHING: Final[frozenset[bytes]] = frozenset()
 
 # Tokens of `GrpcLimits.frame_allowance`. A request pays for the WINDOW_UPDATEs, PINGs and small
 # frames that come with it; a cancelled one costs more than it brought, so a rapid reset runs dry.
-_REQUEST_BRINGS = 8
+_REQUEST_BRINGS = 4
 _CANCEL_COSTS = 10
 _SMALL_DATA_BYTES = 64
 
@@ -247,7 +247,7 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
     def _begin(self, event: RequestReceived, found: list[ServerEvent[M]]) -> None:
         stream_id = self._last_peer_stream = event.stream_id
         fields = dict(event.headers)
-        if fields[b":method"] != b"POST":
+        if fields.get(b":method") != b"POST":
             self._answer_block(stream_id, _NOT_POST, has_ended=event.end_stream)
             return
         content_type = fields.get(b"content-type", b"")

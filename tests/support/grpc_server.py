@@ -1,0 +1,135 @@
+"""A gRPC server on a loop of its own thread, with handlers that tests can steer."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import uvloop
+
+from hloserve.core.clock import Clock, SystemClock
+from hloserve.server.grpc_transport import GrpcServer, GrpcTimeouts, Handler, Rpc
+from hloserve.wire.grpc_limits import GrpcLimits
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+class Service:
+    """Handlers of the test service. `held` and `cancelled` are filled on the loop thread."""
+
+    def __init__(self) -> None:
+        self.held: list[Rpc] = []
+        self.cancelled: list[Rpc] = []
+        self.has_held = threading.Event()
+        self.has_cancelled = threading.Event()
+
+    @property
+    def methods(self) -> dict[str, Handler]:
+        """The table for `GrpcServer`."""
+        return {
+            "/test.Service/Echo": self.echo,
+            "/test.Service/Hold": self.hold,
+            "/test.Service/Boom": self.boom,
+            "/test.Service/Length": self.length,
+            "/test.Service/Deadline": self.deadline,
+            "/test.Service/Metadata": self.metadata,
+        }
+
+    def echo(self, rpc: Rpc) -> None:
+        """Answer with the request."""
+        rpc.reply(rpc.message)
+
+    def length(self, rpc: Rpc) -> None:
+        """Answer with the length of the request."""
+        rpc.reply(b"%d" % len(rpc.message))
+
+    def hold(self, rpc: Rpc) -> None:
+        """Answer when the test says so."""
+        self.held.append(rpc)
+        rpc.on_cancel = lambda: self._note_cancel(rpc)
+        self.has_held.set()
+
+    def boom(self, rpc: Rpc) -> None:
+        """Fail as a bug would."""
+        raise ZeroDivisionError("a secret of the server")
+
+    def deadline(self, rpc: Rpc) -> None:
+        """Answer with the deadline."""
+        rpc.reply(b"%d" % rpc.deadline_ns)
+
+    def metadata(self, rpc: Rpc) -> None:
+        """Answer with the header that the request names."""
+        value = rpc.metadata(bytes(rpc.message).decode())
+        rpc.reply(value.encode() if isinstance(value, str) else value or b"")
+
+    def _note_cancel(self, rpc: Rpc) -> None:
+        self.cancelled.append(rpc)
+        self.has_cancelled.set()
+
+
+class RunningServer:
+    """A server that runs in a thread; the methods may be called from the test's thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, server: GrpcServer, service: Service
+    ) -> None:
+        self.loop, self.server, self.service = loop, server, service
+        self.host, self.port = "", 0
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{self.host}:{self.port}"
+
+    def on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function on the loop thread and give its result."""
+        future: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:  # noqa: BLE001  # carried to the test's thread
+                future.set_exception(error)
+
+        self.loop.call_soon_threadsafe(call)
+        return future.result(20)
+
+    def begin(self, coroutine: Any) -> Future[Any]:
+        """Start a coroutine on the loop thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+
+@contextmanager
+def running_server(
+    loop_kind: str = "asyncio",
+    *,
+    limits: GrpcLimits | None = None,
+    clock: Clock | None = None,
+    timeouts: GrpcTimeouts | None = None,
+    tls: Any = None,
+) -> Iterator[RunningServer]:
+    """Serve the test service for the length of the block."""
+    loop = LOOPS[loop_kind]()
+    thread = threading.Thread(target=loop.run_forever, name="grpc-server")
+    thread.start()
+    service = Service()
+    try:
+        server = GrpcServer(
+            service.methods, limits or GrpcLimits(), clock or SystemClock(), timeouts
+        )
+        running = RunningServer(loop, server, service)
+        running.host, running.port = running.begin(server.start("127.0.0.1", 0, tls)).result(20)
+        try:
+            yield running
+        finally:
+            running.on_loop(server.close)
+            running.begin(server.wait_closed()).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()

@@ -1,0 +1,113 @@
+"""Messages in a byte stream."""
+
+import gzip
+
+import pytest
+
+from hloserve.core.errors import BodyTooLarge, MalformedBody
+from hloserve.wire.grpc_framing import (
+    VIEW_FROM_BYTES,
+    MessageReader,
+    frame_message,
+    prefix_of,
+    read_whole,
+)
+
+
+def test_a_small_whole_message_is_bytes() -> None:
+    """A small message comes out as bytes."""
+    assert read_whole(frame_message(b"abc"), 10) == b"abc"
+
+
+def test_a_large_whole_message_is_not_copied() -> None:
+    """A large message is a view of the event's own bytes."""
+    data = frame_message(bytes(VIEW_FROM_BYTES))
+
+    message = read_whole(data, VIEW_FROM_BYTES)
+
+    assert isinstance(message, memoryview)
+    assert message.obj is data
+    assert len(message) == VIEW_FROM_BYTES
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0\0\0\0",
+        prefix_of(3) + b"ab",
+        prefix_of(3) + b"abcd",
+        prefix_of(11) + bytes(11),
+        b"\1" + prefix_of(3)[1:] + b"abc",
+    ],
+    ids=["empty", "half a prefix", "too short", "too long", "over the cap", "compressed"],
+)
+def test_what_is_not_one_whole_message_is_left_to_the_reader(data: bytes) -> None:
+    """The short path takes nothing that needs a second look."""
+    assert read_whole(data, 10) is None
+
+
+def test_several_messages_may_come_at_once() -> None:
+    """A reader gives every message that is complete and keeps the rest."""
+    reader = MessageReader(10)
+
+    messages = reader.feed(frame_message(b"a") + frame_message(b"") + frame_message(b"bc")[:6])
+
+    assert messages == [b"a", b""]
+    assert (reader.is_between_messages, reader.buffered_bytes) == (False, 1)
+    assert reader.feed(b"c") == [b"bc"]
+    assert (reader.is_between_messages, reader.buffered_bytes) == (True, 0)
+
+
+def test_the_cap_is_enforced_at_the_prefix() -> None:
+    """A message over the cap is refused before any of it has come, naming the setting."""
+    reader = MessageReader(10, setting="some.setting")
+
+    with pytest.raises(BodyTooLarge) as caught:
+        reader.feed(prefix_of(11))
+
+    assert (caught.value.limit_bytes, caught.value.got_bytes) == (10, 11)
+    assert caught.value.setting == "some.setting"
+    assert MessageReader(10).feed(prefix_of(10) + bytes(10)) == [bytes(10)]
+
+
+def test_an_unknown_flag_is_malformed() -> None:
+    """The compressed flag is 0 or 1."""
+    with pytest.raises(MalformedBody, match="flag"):
+        MessageReader(10).feed(b"\2\0\0\0\0")
+
+
+def test_a_compressed_message_needs_an_encoding() -> None:
+    """Without grpc-encoding nobody knows how to read it."""
+    with pytest.raises(MalformedBody, match="grpc-encoding"):
+        MessageReader(10).feed(b"\1\0\0\0\0")
+
+
+def _compressed(message: bytes) -> bytes:
+    data = gzip.compress(message)
+    return b"\1" + prefix_of(len(data))[1:] + data
+
+
+def test_gzip_is_decompressed() -> None:
+    """Compressed and plain messages may alternate on a stream that declares gzip."""
+    reader = MessageReader(100, has_gzip=True)
+
+    assert reader.feed(_compressed(b"a" * 100) + frame_message(b"b")) == [b"a" * 100, b"b"]
+
+
+def test_a_gzip_bomb_stops_at_the_cap() -> None:
+    """Decompression ends when the cap is reached."""
+    with pytest.raises(BodyTooLarge) as caught:
+        MessageReader(100_000, has_gzip=True).feed(_compressed(bytes(50_000_000)))
+
+    assert caught.value.got_bytes is None
+
+
+@pytest.mark.parametrize("fault", ["garbage", "cut", "trailing"])
+def test_broken_gzip_is_malformed(fault: str) -> None:
+    """Garbage, an early end and bytes after the end are refused."""
+    data = gzip.compress(b"some message that is long enough")
+    body = {"garbage": b"\x00" * 30, "cut": data[:-9], "trailing": data + b"x"}[fault]
+
+    with pytest.raises(MalformedBody):
+        MessageReader(1000, has_gzip=True).feed(b"\1" + prefix_of(len(body))[1:] + body)
