@@ -7,8 +7,8 @@ are pure.
 """
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -201,25 +201,33 @@ def _fits(spec: TensorSpec, shape: tuple[int, ...], rows: int | None) -> bool:
 
 
 def slice_rows(
-    specs: Sequence[TensorSpec], outputs: Sequence[Array], start: int, rows: int
-) -> list[Array]:
-    """Cut one request's rows out of a batch's outputs.
+    specs: Sequence[TensorSpec], outputs: Sequence[Array], rows: Sequence[int]
+) -> list[list[Array]]:
+    """Cut a batch's outputs into those of each request.
 
-    An output without a batch axis belongs to the batch as a whole and is given whole.
+    An output without a batch axis belongs to the batch as a whole: every request gets all of it.
+
+    Args:
+        specs: the model's outputs; not empty.
+        outputs: in the same order.
+        rows: of each request, in the order in which they were laid together.
 
     Shapes:
-        outputs: each with the rows of the program along the batch axis of its spec.
-        result: each with `rows` rows; views into `outputs`, not copies.
+        outputs: each with at least as many rows along its batch axis as the requests together.
+        result: per request, each output with the request's rows; views, not copies.
     """
-    stop = start + rows
-    return [
-        output
-        if spec.batch_axis is None
-        else output[start:stop]
-        if spec.batch_axis == 0
-        else output[(*((slice(None),) * spec.batch_axis), slice(start, stop))]
-        for spec, output in zip(specs, outputs, strict=True)
-    ]
+    bounds = list(pairwise(accumulate(rows, initial=0)))
+    columns: list[Iterable[Array]] = []
+    for spec, output in zip(specs, outputs, strict=True):
+        axis = spec.batch_axis
+        if axis is None:
+            columns.append(repeat(output, len(bounds)))
+        elif axis == 0:
+            columns.append([output[start:stop] for start, stop in bounds])
+        else:
+            before = (slice(None),) * axis
+            columns.append([output[(*before, slice(start, stop))] for start, stop in bounds])
+    return list(map(list, zip(*columns, strict=True)))
 
 
 def split_inputs(
@@ -230,11 +238,7 @@ def split_inputs(
     Every input needs a batch axis: it is for models that can coalesce.
     """
     parts = split_rows(rows, largest)
-    starts = accumulate(parts, initial=0)
-    return [
-        (part, slice_rows(specs, inputs, start, part))
-        for start, part in zip(starts, parts, strict=False)
-    ]
+    return list(zip(parts, slice_rows(specs, inputs, parts), strict=True))
 
 
 def join_outputs(specs: Sequence[TensorSpec], parts: Sequence[Sequence[Array]]) -> list[Array]:

@@ -164,7 +164,7 @@ class Dispatcher:
         )
         if len(requests) == 1 and padded in (0, rows):
             return [outputs]
-        return _cut(model, requests, outputs)
+        return [*slice_rows(model.outputs, outputs, [request.rows for request in requests])]
 
     def _compute(
         self, model: DeviceModel, executable: Executable, inputs: Sequence[Array]
@@ -186,17 +186,6 @@ def _executable(model: DeviceModel, variant: VariantKey, size: int) -> Executabl
         raise BadRequest(
             f"model {model.name!r} has no program for {size} rows of shape {variant or 'any'}"
         ) from None
-
-
-def _cut(
-    model: DeviceModel, requests: Sequence[QueuedRequest], outputs: Sequence[Array]
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    start = 0
-    for request in requests:
-        outcomes.append(slice_rows(model.outputs, outputs, start, request.rows))
-        start += request.rows
-    return outcomes
 
 
 def _translated(error: Exception, model: str) -> HloserveError:

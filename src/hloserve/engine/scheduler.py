@@ -239,17 +239,13 @@ def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
     """
     model, waiting = queue.model, queue.requests
     live: list[QueuedRequest] = []
-    expired: list[QueuedRequest] = []
+    gone: list[QueuedRequest] = []
     variant: VariantKey = ()
     sizes: tuple[int, ...] = ()
     rows = enough = 0
-    while waiting:
-        request = waiting[0]
-        if request.is_cancelled:  # its caller is about to withdraw it
-            waiting.popleft()
-            continue
-        if request.deadline_ns <= now_ns:
-            expired.append(waiting.popleft())
+    for request in waiting:
+        if request.is_cancelled or request.deadline_ns <= now_ns:
+            gone.append(request)
             continue
         if not live:
             variant = request.variant
@@ -258,8 +254,11 @@ def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
                 enough = saturation_rows(sizes, model.max_batch_size)
         elif rows >= enough or request.variant != variant:
             break
-        live.append(waiting.popleft())
+        live.append(request)
         rows += request.rows
+    for _ in range(len(live) + len(gone)):
+        waiting.popleft()
+    expired = [request for request in gone if not request.is_cancelled]
     if not live:
         return Dispatch(model, [], 0, 0, expired, now_ns)
     if not enough or len(live) == 1:

@@ -154,7 +154,7 @@ def test_each_caller_gets_views_of_its_own_rows() -> None:
     specs = [spec("y", "nc", c=3), spec("z", "cn", c=2)]
     outputs = [_rows(1, 2, 3, 4), np.arange(8, dtype=np.float32).reshape(2, 4)]
 
-    y, z = slice_rows(specs, outputs, start=1, rows=2)
+    _, (y, z), _ = slice_rows(specs, outputs, rows=[1, 2, 1])
 
     assert y[:, 0].tolist() == [2, 3]
     assert z.tolist() == [[1, 2], [5, 6]]
@@ -165,9 +165,10 @@ def test_output_without_a_batch_axis_is_given_whole() -> None:
     """What belongs to the batch as a whole is not cut."""
     whole = np.arange(3, dtype=np.float32)
 
-    (got,) = slice_rows([spec("w", "c", c=3)], [whole], start=1, rows=1)
+    first, second = slice_rows([spec("w", "c", c=3)], [whole], rows=[1, 2])
 
-    assert got is whole
+    assert first[0] is whole
+    assert second[0] is whole
 
 
 def test_declared_shapes_pass_the_check() -> None:
