@@ -1,8 +1,8 @@
 """Raw HTTP/1.1 requests, and a connection to feed them to, for the tests of the REST side."""
 
-from hloserve.wire.http1 import HttpServerConnection
 from hloserve.wire.http1_client import HttpClientConnection
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest, HttpResponse
+from hloserve.wire.http1_server import HttpServerConnection
 
 
 def request(

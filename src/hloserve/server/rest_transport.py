@@ -1,8 +1,8 @@
-"""HTTP/1.1 on asyncio: sockets, flow control and timeouts around `hloserve.wire.http1`.
+"""HTTP/1.1 on asyncio: sockets, flow control and timeouts around `hloserve.wire.http1_server`.
 
 What lives here: `HttpServer`, which serves the REST and the admin endpoints. What does not: the
-protocol (`hloserve.wire.http1`), what a handler sees (`hloserve.server.rest_exchange`) and routes.
-Everything runs on the event loop's thread.
+protocol (`hloserve.wire.http1_server`), what a handler sees (`hloserve.server.rest_exchange`) and
+routes. Everything runs on the event loop's thread.
 
 Rules.
 1. All connections read into one buffer: what arrives is consumed before the callback returns.
@@ -26,8 +26,8 @@ from typing_extensions import override
 
 from hloserve.core.clock import Clock, SystemClock
 from hloserve.server.rest_exchange import Exchange
-from hloserve.wire.http1 import CommonHeaders, HttpServerConnection, Phase
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest
+from hloserve.wire.http1_server import CommonHeaders, HttpServerConnection, Phase
 
 __all__ = ["Exchange", "HttpServer", "HttpTimeouts"]
 

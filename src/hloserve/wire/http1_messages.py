@@ -26,7 +26,6 @@ __all__ = [
     "format_error_body",
     "format_request",
     "format_response_head",
-    "http2_goaway",
     "parse_target",
 ]
 
@@ -230,17 +229,3 @@ def format_request(
         lines.append(f"Content-Length: {len(body)}")
     head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
     return head if body is None else b"".join((head, body))
-
-
-def http2_goaway(text: str) -> bytes:
-    """The HTTP/2 answer to a client that took this port for a gRPC server.
-
-    An empty SETTINGS frame, then GOAWAY with HTTP_1_1_REQUIRED and `text` as debug data, which
-    gRPC clients show in their error.
-
-    Source: RFC 9113 sections 3.4, 6.8 and 7.
-    """
-    debug = text.encode()
-    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-    payload = (0).to_bytes(4, "big") + (0xD).to_bytes(4, "big") + debug
-    return settings + len(payload).to_bytes(3, "big") + b"\x07\x00" + bytes(4) + payload

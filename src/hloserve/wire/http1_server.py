@@ -1,0 +1,259 @@
+"""HTTP/1.1 without I/O: the server's side of a connection.
+
+What lives here: pipelining, the order of answers, refusals, the output. What does not: parsing
+(`hloserve.wire.http1`), message values and head formatting (`hloserve.wire.http1_messages`),
+sockets, timers and routing (`hloserve.server.rest_transport`). One thread per connection object.
+
+Rules.
+1. Requests are answered strictly in the order they came; `respond` may be called in any order.
+2. Whatever is refused gets one error response in its turn, and ends the connection. Nothing that
+   follows on it is read.
+3. While `max_pipelined` requests wait for their answers, no further one is parsed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from hloserve.wire.http1 import SLICE_BYTES, Phase, Refused, RequestReader
+from hloserve.wire.http1_messages import (
+    HttpLimits,
+    HttpRequest,
+    format_error_body,
+    format_response_head,
+)
+from hloserve.wire.http1_preface import PREFACE, Http2Redirect
+
+__all__ = ["CommonHeaders", "HttpServerConnection", "Phase"]
+
+_PREFACE_START = PREFACE[:12]
+_TLS_START = b"\x16\x03"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class CommonHeaders:
+    """Header lines shared by all connections of a server, e.g. the date; each ends in CRLF."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: bytes = b"") -> None:
+        self.lines = lines
+
+
+class HttpServerConnection:
+    """The server's side of one connection.
+
+    Feed it bytes with `receive` (or straight into `body_buffer`), answer each request with
+    `respond`, send `take_output`, and close once `should_close` is true and all is sent.
+
+    Attributes:
+        should_close: True once the last response is in the output.
+        is_refused: True once input is thrown away unread, because it broke a rule.
+        is_draining: set it to make the last pending response end the connection.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_common",
+        "_is_open",
+        "_limits",
+        "_opening",
+        "_out",
+        "_pending",
+        "_reader",
+        "_redirect",
+        "is_draining",
+        "is_refused",
+        "should_close",
+    )
+
+    def __init__(self, limits: HttpLimits, common: CommonHeaders | None = None) -> None:
+        self._limits = limits
+        self._common = common or CommonHeaders()
+        self._reader = RequestReader(limits)
+        self._pending: deque[HttpRequest] = deque()
+        self._out: list[bytes] = []
+        self._backlog = b""
+        self._opening: bytes | None = b""
+        self._redirect: Http2Redirect | None = None
+        self._is_open = True
+        self.should_close = False
+        self.is_draining = False
+        self.is_refused = False
+
+    @property
+    def phase(self) -> int:
+        """What of the next request has arrived."""
+        return self._reader.phase
+
+    @property
+    def is_full(self) -> bool:
+        """True while no further request is taken; stop reading until it is false."""
+        return len(self._pending) >= self._limits.max_pipelined
+
+    @property
+    def has_pending(self) -> bool:
+        """True while a request is unanswered, or its answer waits for an earlier one."""
+        return bool(self._pending)
+
+    @property
+    def has_backlog(self) -> bool:
+        """True while received bytes wait unparsed: call `receive(b"")` once not full."""
+        return bool(self._backlog)
+
+    def receive(self, data: bytes | memoryview) -> Sequence[HttpRequest]:
+        """Take bytes from the peer; return the requests that they complete.
+
+        Malformed input never raises: it becomes an error response in the output.
+        """
+        if self._opening is not None and self._has_preface(data):
+            return ()
+        if self._backlog:
+            data = self._backlog + bytes(data)
+            self._backlog = b""
+        requests: list[HttpRequest] = []
+        reader = self._reader
+        position, end = 0, len(data)
+        while position < end and self._is_open:
+            if self.is_full:
+                self._backlog = bytes(data[position:])
+                break
+            is_whole = not position and end <= SLICE_BYTES
+            piece = data if is_whole else data[position : position + SLICE_BYTES]
+            try:
+                position += reader.read(piece)
+            except Refused as refusal:
+                requests += self._take_ready()
+                self._refuse_for(refusal)
+                break
+            except MemoryError:
+                self._refuse_for_memory()
+                break
+            requests += self._take_ready()
+        if reader.wants_continue:
+            self._send_continue()
+        return requests
+
+    def body_buffer(self) -> memoryview | None:
+        """Where to read the next bytes of a long body into, or None: use `receive`."""
+        if not self._is_open or self._backlog:
+            return None
+        try:
+            return self._reader.body_buffer()
+        except MemoryError:
+            self._refuse_for_memory()
+            return None
+
+    def body_received(self, count: int) -> Sequence[HttpRequest]:
+        """Say that `count` bytes were read into `body_buffer`; return the request they complete."""
+        self._reader.body_received(count)
+        return self._take_ready()
+
+    def respond(
+        self,
+        request: HttpRequest,
+        status: int,
+        body: bytes = b"",
+        content_type: str = "",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Answer a request. Its bytes enter the output when it is its turn."""
+        assert request.reply is None, "a request was answered twice"
+        pending = self._pending
+        if self.is_draining and pending and pending[-1] is request:
+            request.keep_alive = self._is_open = False
+        close = not request.keep_alive
+        head = format_response_head(
+            status, content_type, len(body), headers, self._common.lines, close
+        )
+        request.reply = (head, b"" if request.method == "HEAD" else body)
+        self._release()
+
+    def refuse(self, status: int, message: str) -> None:
+        """End the connection with an error response after the pending ones."""
+        if self._redirect is not None and not self._redirect.is_done:
+            self._out.append(self._redirect.end())
+            self.should_close = True
+        if not self._is_open:
+            return
+        self._stop_reading()
+        self.is_refused = True
+        refusal = HttpRequest("", b"", {}, b"", keep_alive=False)
+        self._pending.append(refusal)
+        self.respond(refusal, status, format_error_body(message), "application/json")
+
+    def abandon(self) -> list[HttpRequest]:
+        """Say that the peer has gone; returns the requests that are still unanswered."""
+        unanswered = [request for request in self._pending if request.reply is None]
+        self._pending.clear()
+        self._out.clear()
+        self._stop_reading()
+        return unanswered
+
+    def take_output(self) -> list[bytes]:
+        """The bytes to send now, in order; each call hands them out once."""
+        out, self._out = self._out, []
+        return out
+
+    def _take_ready(self) -> list[HttpRequest]:
+        reader = self._reader
+        ready, reader.ready = reader.ready, []
+        if ready:
+            self._pending += ready
+            self._opening = None
+            if reader.has_ended:
+                self._is_open = False
+        return ready
+
+    def _has_preface(self, data: bytes | memoryview) -> bool:
+        """Look at the first bytes of the connection for a client that means the gRPC port."""
+        before = self._opening or b""
+        start = before + bytes(data[: len(_PREFACE_START) - len(before)])
+        self._opening = start
+        redirect = self._redirect
+        if redirect is None:
+            if start != _PREFACE_START:
+                return False
+            redirect = Http2Redirect(self._limits.grpc_hint, len(PREFACE) - len(before))
+            self._redirect = redirect
+            self._stop_reading()
+            self._reader.phase = Phase.HEAD  # the time for a head is the time for a call
+            self.is_refused = True
+        if not redirect.is_done:
+            self._out.append(redirect.receive(data))
+            self.should_close = redirect.is_done
+        return True
+
+    def _refuse_for(self, refusal: Refused) -> None:
+        if self._opening is not None and self._opening.startswith(_TLS_START):
+            self.refuse(400, "this port speaks plain HTTP, the client began with TLS")
+        else:
+            self.refuse(refusal.status, refusal.message)
+
+    def _refuse_for_memory(self) -> None:
+        self.refuse(503, "not enough memory for the request body; try again later")
+
+    def _stop_reading(self) -> None:
+        self._is_open = False
+        self._reader.close()
+        self._backlog = b""
+
+    def _release(self) -> None:
+        """Move the answers whose turn it is into the output."""
+        pending, out = self._pending, self._out
+        while pending:
+            request = pending[0]
+            if request.reply is None:
+                return
+            out.extend(request.reply)
+            pending.popleft()
+            if not request.keep_alive:
+                self.should_close = True
+                return
+        if self._reader.wants_continue:
+            self._send_continue()
+
+    def _send_continue(self) -> None:
+        """Ask for the body, once the earlier requests are answered."""
+        if not self._pending:
+            self._out.append(_CONTINUE)
+            self._reader.wants_continue = False
