@@ -1,5 +1,6 @@
 """Small bundles of real StableHLO text, for the tests that load and run them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,3 +111,25 @@ class RecordingProgress(NoProgress):
 
     def bundle_failed(self, name: str, reason: str) -> None:
         self.events.append(("failed", name, reason))
+
+
+def fake_text(function: str, inputs: list[str], outputs: list[str]) -> str:
+    """A program of the NumPy backend; `inputs` include the weights."""
+    types = [[f"tensor<{kind}>" for kind in kinds] for kinds in (inputs, outputs)]
+    return json.dumps({"function": function, "inputs": types[0], "outputs": types[1]})
+
+
+def write_fake(root: Path, name: str = "m", **more: object) -> Path:
+    """Write a bundle that scales rows of four by a weight, for the NumPy backend."""
+    modules = {
+        size: fake_text("scale", [f"{size}x4xf32", "4xf32"], [f"{size}x4xf32"]) for size in (1, 4)
+    }
+    return write_bundle(
+        root / name,
+        name,
+        [ROWS4],
+        [IOSpec("y", "f32", (1, 4), batch_axis=0)],
+        modules,
+        {"w": np.array([1, 2, 3, 4], np.float32)},
+        **more,  # type: ignore[arg-type]  # whatever write_bundle takes
+    )
