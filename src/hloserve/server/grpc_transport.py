@@ -34,7 +34,7 @@ from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_server import GrpcServerConnection
 from hloserve.wire.status import grpc_code, public_text
 
-__all__ = ["GrpcServer", "GrpcTimeouts", "Handler", "Rpc"]
+__all__ = ["Connection", "GrpcServer", "GrpcTimeouts", "Handler", "Rpc"]
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,11 @@ class Rpc:
     def __init__(
         self,
         call: "RpcReceived[Handler]",
-        connection: "_Connection",
+        connection: "Connection",
         deadline_ns: int,
     ) -> None:
         self._call = call
-        self._connection: _Connection | None = connection
+        self._connection: Connection | None = connection
         self.message: Message = call.message
         self.deadline_ns = deadline_ns
         self.on_cancel: Callable[[], None] | None = None
@@ -123,7 +123,7 @@ class Rpc:
 Handler: TypeAlias = Callable[[Rpc], None]
 
 
-class _Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol):
     """One accepted connection."""
 
     def __init__(self, server: "GrpcServer") -> None:
@@ -286,8 +286,8 @@ class GrpcServer:
         self.timeouts = timeouts or GrpcTimeouts()
         self.now_ns = clock.now_ns
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
-        self._connections: set[_Connection] = set()
-        self._dirty: list[_Connection] = []
+        self._connections: set[Connection] = set()
+        self._dirty: list[Connection] = []
         self._is_flush_scheduled = False
         self._is_in_batch = False
         self._is_draining = False
@@ -316,7 +316,7 @@ class GrpcServer:
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
         self._listener = await loop.create_server(
-            lambda: _Connection(self),
+            lambda: Connection(self),
             host,
             port,
             ssl=tls,
@@ -383,20 +383,20 @@ class GrpcServer:
         for connection in tuple(self._connections):
             connection.sweep(now_ns, self.timeouts)
 
-    def joined(self, connection: _Connection) -> None:
+    def joined(self, connection: Connection) -> None:
         """For the transport: a connection was accepted."""
         self._connections.add(connection)
         self._is_empty.clear()
         if self._is_draining:
             connection.drain()
 
-    def left(self, connection: _Connection) -> None:
+    def left(self, connection: Connection) -> None:
         """For the transport: a connection is gone."""
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()
 
-    def mark_dirty(self, connection: _Connection) -> None:
+    def mark_dirty(self, connection: Connection) -> None:
         """For the transport: a connection has output, made outside of its own read."""
         self._dirty.append(connection)
         if not self._is_in_batch and not self._is_flush_scheduled and self._loop is not None:
