@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from hloserve.core.requests import ModelMetadata
     from hloserve.core.tensors import Array, Tensors
 
-__all__ = ["infer"]
+__all__ = [
+    "generate",
+    "infer",
+    "load_files",
+    "save_outputs",
+    "split_inputs",
+    "summarise",
+    "tensor_as_json",
+]
 
 DEFAULT_URL = "127.0.0.1:8001"
 _GENERATED = re.compile(r"(?P<kind>zeros|ones|random)(:(?P<shape>[0-9]+(,[0-9]+)*)?)?", re.ASCII)
@@ -55,23 +63,28 @@ def infer(
     """
     from hloserve.client import Client
 
-    given = _split(inputs)
+    given = split_inputs(inputs)
     with Client(url, timeout_s=_seconds(timeout)) as client:
-        arrays = _load_files(given)
+        arrays = load_files(given)
         if len(arrays) < len(given):
-            arrays |= _generate(given, client.model_metadata(model))
+            arrays |= generate(given, client.model_metadata(model))
         outputs = client.infer(model, {name: arrays[name] for name in given})
     if output_dir is not None:
-        _save(outputs, output_dir)
+        save_outputs(outputs, output_dir)
     if as_json:
-        print_json({"model": model, "outputs": [_as_json(n, a) for n, a in outputs.items()]})
+        print_json({"model": model, "outputs": [tensor_as_json(n, a) for n, a in outputs.items()]})
     else:
-        rows = [(name, *_summary(array)) for name, array in outputs.items()]
+        rows = [(name, *summarise(array)) for name, array in outputs.items()]
         print_table(("OUTPUT", "DTYPE", "SHAPE", "VALUES"), rows)
     return 0
 
 
-def _split(inputs: Sequence[str]) -> Mapping[str, str]:
+def split_inputs(inputs: Sequence[str]) -> Mapping[str, str]:
+    """Take NAME=WHAT apart, for each input.
+
+    Raises:
+        UsageError: one is not of that form, or a name is there twice.
+    """
     given: dict[str, str] = {}
     for text in inputs:
         name, equals, what = text.partition("=")
@@ -92,8 +105,12 @@ def _seconds(text: str) -> float:
         raise click.UsageError(f"--timeout: {text!r} {error}") from error
 
 
-def _load_files(given: Mapping[str, str]) -> "Tensors":
-    """The inputs that are files; those to generate are left out."""
+def load_files(given: Mapping[str, str]) -> "Tensors":
+    """Read the inputs that are files; those to generate are left out.
+
+    Raises:
+        UsageError: a file is not one array.
+    """
     import numpy as np
 
     arrays: Tensors = {}
@@ -114,8 +131,12 @@ def _load_files(given: Mapping[str, str]) -> "Tensors":
     return arrays
 
 
-def _generate(given: Mapping[str, str], metadata: "ModelMetadata") -> "Tensors":
-    """Make the inputs that are words: the same values every time."""
+def generate(given: Mapping[str, str], metadata: "ModelMetadata") -> "Tensors":
+    """Make the inputs that are words: the same values every time.
+
+    Raises:
+        UsageError: the model has no such input, or one request could not hold it.
+    """
     declared = {tensor.name: tensor for tensor in metadata.inputs}
     arrays: Tensors = {}
     for name, what in given.items():
@@ -154,18 +175,24 @@ def _filled(kind: str, name: str, datatype: str, shape: tuple[int, ...]) -> "Arr
     return np.full(shape, 0 if kind == "zeros" else 1, dtype)
 
 
-def _save(outputs: "Tensors", directory: Path) -> None:
+def save_outputs(outputs: "Tensors", directory: Path) -> None:
     """Write the arrays; a name from the server cannot lead out of the directory."""
     import numpy as np
 
     directory.mkdir(parents=True, exist_ok=True)
+    taken: set[str] = set()
     for name, array in outputs.items():
-        file = directory / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name) or '_'}.npy"
+        stem = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100] or "_"
+        while stem in taken:
+            stem += "_"
+        taken.add(stem)
+        file = directory / f"{stem}.npy"
         np.save(file, array)
-        click.echo(f"saved {file}", err=True)
+        click.echo(f"saved {safe(file)}", err=True)
 
 
-def _summary(array: "Array") -> tuple[str, str, str]:
+def summarise(array: "Array") -> tuple[str, str, str]:
+    """Dtype, shape and the first values of an output, for people."""
     import numpy as np
 
     from hloserve.core.dtypes import by_numpy
@@ -177,7 +204,7 @@ def _summary(array: "Array") -> tuple[str, str, str]:
     return by_numpy(array.dtype).token, shape, f"[{shown}{more}]"
 
 
-def _as_json(name: str, array: "Array") -> dict[str, Any]:
+def tensor_as_json(name: str, array: "Array") -> dict[str, Any]:
     """The tensor as V2 JSON writes it, with null for numbers that JSON lacks."""
     from hloserve.core.dtypes import by_numpy
 

@@ -96,11 +96,8 @@ def _describe_manifest(manifest: "Manifest") -> Summary:
 
 
 def _describe_tensor(spec: "TensorSpec") -> Summary:
-    return {
-        "name": spec.name,
-        "dtype": spec.dtype.token,
-        "shape": [str(axis) for axis in spec.axes],
-    }
+    shape = [str(axis) if axis.extent is None else axis.extent for axis in spec.axes]
+    return {"name": spec.name, "dtype": spec.dtype.token, "shape": shape}
 
 
 def _describe_programs(bundle: Path, manifest: "Manifest") -> Summary:
@@ -185,7 +182,10 @@ def _print_manifest(summary: Summary) -> None:
     for title in ("inputs", "outputs", "program_inputs", "program_outputs"):
         if title in summary:
             click.echo(f"{title.replace('_', ' ')}:")
-            rows = [(t["name"], t["dtype"], f"({', '.join(t['shape'])})") for t in summary[title]]
+            rows = [
+                (t["name"], t["dtype"], f"({', '.join(map(str, t['shape']))})")
+                for t in summary[title]
+            ]
             print_table(("NAME", "DTYPE", "SHAPE"), rows, indent="  ")
     if summary.get("calls"):
         click.echo(f"calls: {safe(', '.join(summary['calls']))}")

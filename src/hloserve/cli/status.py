@@ -3,7 +3,7 @@
 The work is `hloserve.client`. Main thread.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -12,10 +12,30 @@ from hloserve.cli.printing import print_json, print_table, safe
 from hloserve.core.errors import HloserveError
 
 if TYPE_CHECKING:
-    from hloserve.client import Client
-    from hloserve.core.requests import TensorMetadata
+    from collections.abc import Sequence
 
-__all__ = ["status"]
+    from hloserve.core.requests import (
+        ModelIndexEntry,
+        ModelMetadata,
+        ServerMetadata,
+        TensorMetadata,
+    )
+
+__all__ = ["Server", "describe_server", "print_status", "status"]
+
+
+class Server(Protocol):
+    """The part of `hloserve.Client` that is asked here."""
+
+    def server_metadata(self) -> "ServerMetadata": ...
+
+    def is_server_live(self) -> bool: ...
+
+    def is_server_ready(self) -> bool: ...
+
+    def repository_index(self) -> "Sequence[ModelIndexEntry]": ...
+
+    def model_metadata(self, model: str) -> "ModelMetadata": ...
 
 
 @click.command()
@@ -37,11 +57,11 @@ def status(url: str, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        print_status(found)
     return 0 if found["ready"] else 1
 
 
-def describe_server(client: "Client", url: str) -> dict[str, Any]:
+def describe_server(client: Server, url: str) -> dict[str, Any]:
     """What the server says about itself and its models, as JSON values."""
     server = client.server_metadata()
     return {
@@ -64,7 +84,7 @@ def describe_server(client: "Client", url: str) -> dict[str, Any]:
     }
 
 
-def _describe_tensors(client: "Client", model: str) -> dict[str, Any]:
+def _describe_tensors(client: Server, model: str) -> dict[str, Any]:
     try:
         metadata = client.model_metadata(model)
     except HloserveError:  # not loaded, or gone since the index was read
@@ -79,7 +99,8 @@ def _describe_tensor(tensor: "TensorMetadata") -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def _print(found: dict[str, Any]) -> None:
+def print_status(found: dict[str, Any]) -> None:
+    """Print what `describe_server` found, a line per model."""
     state = "ready" if found["ready"] else "live, not ready" if found["live"] else "not live"
     click.echo(f"{safe(found['name'])} {safe(found['version'])} at {safe(found['url'])}: {state}")
     rows = []

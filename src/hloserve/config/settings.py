@@ -31,7 +31,13 @@ __all__ = [
 ENVIRONMENT_PREFIX = "HLOSERVE_"
 Path = tuple[str, ...]
 
-_FLAG_NAMES = {("model_dirs",): "REPO", ("logging", "format"): "--log-format"}
+_FLAG_NAMES = {
+    ("model_dirs",): "REPO",
+    ("models_include",): "--include",
+    ("drain_timeout_s",): "--drain-timeout",
+    ("logging", "format"): "--log-format",
+    ("logging", "level"): "--log-level",
+}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})(e[+-]?[0-9]{1,3})?", re.I)
