@@ -6,7 +6,7 @@ What does not: the manifest notation (`hloserve.bundle.axes`). Pure; any thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class IOSpec:
 
     name: str
     dtype: str | DType | np.dtype[Any] | type[Any]
-    shape: Sequence[int]
+    shape: Sequence[SupportsIndex]
     batch_axis: int | None = None
     letters: Sequence[str] | None = None
 

@@ -185,6 +185,10 @@ def parse_manifest(text: str, *, name: str, has_hook_file: bool, source: str) ->
     Raises:
         ManifestProblem: holds everything that is wrong with it.
     """
+    if len(text.encode(errors="surrogatepass")) > MAX_MANIFEST_BYTES:
+        raise ManifestProblem(
+            source, f"manifest.yaml: it is larger than {MAX_MANIFEST_BYTES} bytes"
+        )
     try:
         root = load_yaml(text)
     except YamlFault as fault:

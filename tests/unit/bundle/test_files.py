@@ -1,0 +1,41 @@
+"""The door to the disk."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hloserve.bundle.files import open_regular, read_bounded, sync_directory, write_new
+
+
+def test_regular_file_is_read_up_to_the_bound(tmp_path: Path) -> None:
+    """The bound itself is allowed; links are followed."""
+    (tmp_path / "f").write_bytes(b"1234")
+    (tmp_path / "link").symlink_to("f")
+
+    assert b"1234" == read_bounded(tmp_path / "link", 4)
+    with pytest.raises(OSError, match="larger than 3 bytes"):
+        read_bounded(tmp_path / "f", 3)
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A device or a fifo is refused without blocking."""
+    os.mkfifo(tmp_path / "fifo")
+
+    for path, reason in (
+        (tmp_path / "fifo", "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "a directory"),
+    ):
+        with pytest.raises(OSError, match=reason):
+            open_regular(path)
+
+
+def test_new_file_is_written_once(tmp_path: Path) -> None:
+    """Chunks are joined; an existing file is not touched."""
+    write_new(tmp_path / "f", [b"12", memoryview(b"34"), b""])
+    sync_directory(tmp_path)
+
+    assert b"1234" == (tmp_path / "f").read_bytes()
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "f", [b"x"])
