@@ -177,6 +177,8 @@ def _arrays(records: Records | None, raw: Records | None, role: str) -> Tensors:
     if records is None:
         records = []
     if raw is not None and len(raw) != len(records):
+        for record in records:  # an input in shared memory has no entry: say that first
+            read_tensor(bytes(record), role)
         raise BadRequest(
             f"raw_{role}_contents has {len(raw)} entries for {len(records)} {role}s;"
             f" it needs one per {role}, in the order of the {role}s"
@@ -299,13 +301,13 @@ def _join(
                 f"{role} {name!r}: arrays of dtype {array.dtype} have no V2 datatype; convert it"
             ) from None
         total += nbytes
+        if total > MAX_MESSAGE_BYTES - _ROOM_FOR_HEADS:
+            raise BadRequest(
+                f"the {role}s have more than 2 GiB together ({role} {name!r} brings them to {total}"
+                " bytes), which is where protobuf messages end: send fewer rows at a time"
+            )
         parts.append(record)
         raw.append(raw_head)
         raw.append(bytes_of(array))
-    if total > MAX_MESSAGE_BYTES - _ROOM_FOR_HEADS:
-        raise BadRequest(
-            f"the {role}s have {total} bytes together; protobuf messages end at 2 GiB:"
-            " send fewer rows at a time, or use REST"
-        )
     parts.append(outputs)
     return b"".join(parts + raw)
