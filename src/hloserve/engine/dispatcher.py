@@ -96,59 +96,22 @@ class Dispatcher:
         return None
 
     def _serve(self, dispatch: Dispatch) -> None:
-        outcomes = self._outcomes(dispatch) if dispatch.requests else []
+        outputs: list[Array] | None = None
+        outcomes: list[Outcome] = []
         requests = dispatch.requests
+        if requests:
+            try:
+                outputs = self._execute(dispatch.model, requests, dispatch.rows, dispatch.size)
+            except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
+                outcomes = self._recover(dispatch, error)
         if dispatch.expired:
-            requests = requests + dispatch.expired
-            outcomes += self._shed(dispatch)
-        self._post(deliver, requests, outcomes)
-
-    def _shed(self, dispatch: Dispatch) -> list[Outcome]:
-        dispatch.model.statistics.shed_count += len(dispatch.expired)
-        started_ns = dispatch.started_ns
-        return [
-            DeadlineExceeded(dispatch.model.name, late_ns=started_ns - request.deadline_ns)
-            for request in dispatch.expired
-        ]
-
-    def _outcomes(self, dispatch: Dispatch) -> list[Outcome]:
-        model, requests = dispatch.model, dispatch.requests
-        try:
-            waits_ns = [dispatch.started_ns - request.enqueued_ns for request in requests]
-            model.statistics.record_waits(waits_ns)
-            return self._execute(model, requests, dispatch.rows, dispatch.size)
-        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
-            log_event(
-                log, "dispatch_failed", level=logging.ERROR, error=error, model=model.name,
-                requests=len(requests), rows=dispatch.rows, size=dispatch.size,
-            )  # fmt: skip
-            if len(requests) == 1:
-                model.statistics.failed_count += 1
-                return [_translated(error, model.name)]
-        return [self._retried(model, request) for request in requests]
-
-    def _retried(self, model: DeviceModel, request: QueuedRequest) -> Outcome:
-        if request.is_cancelled:
-            return []
-        now_ns = self._clock.now_ns()
-        if now_ns >= request.deadline_ns:
-            model.statistics.shed_count += 1
-            return DeadlineExceeded(model.name, late_ns=now_ns - request.deadline_ns)
-        try:
-            size = lone_size(model, request)
-            return self._execute(model, [request], request.rows, size)[0]
-        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
-            log_event(
-                log, "retry_failed", level=logging.ERROR, error=error, model=model.name,
-                rows=request.rows,
-            )  # fmt: skip
-            model.statistics.failed_count += 1
-            return _translated(error, model.name)
+            outcomes += _shed(dispatch)
+        self._post(_deliver_dispatch, dispatch, outputs, outcomes)
 
     def _execute(
         self, model: DeviceModel, requests: Sequence[QueuedRequest], rows: int, size: int
-    ) -> list[Outcome]:
-        """Run one batch and cut its results; raises whatever went wrong."""
+    ) -> list[Array]:
+        """Run one batch; raises whatever went wrong."""
         executable = _executable(model, requests[0].variant, size)
         padded = size if model.can_coalesce else 0
         inputs = assemble(
@@ -162,9 +125,7 @@ class Dispatcher:
         model.statistics.record_dispatch(
             size=size, requests=len(requests), rows=rows, compute_ns=compute_ns
         )
-        if len(requests) == 1 and padded in (0, rows):
-            return [outputs]
-        return [*slice_rows(model.outputs, outputs, [request.rows for request in requests])]
+        return outputs
 
     def _compute(
         self, model: DeviceModel, executable: Executable, inputs: Sequence[Array]
@@ -177,6 +138,71 @@ class Dispatcher:
             return backend.to_host(results)
         finally:
             backend.free(transient)
+
+    def _recover(self, dispatch: Dispatch, error: Exception) -> list[Outcome]:
+        """Find out who made a batch fail, by running each request alone."""
+        model, requests = dispatch.model, dispatch.requests
+        log_event(
+            log, "dispatch_failed", level=logging.ERROR, error=error, model=model.name,
+            requests=len(requests), rows=dispatch.rows, size=dispatch.size,
+        )  # fmt: skip
+        if len(requests) == 1:
+            model.statistics.failed_count += 1
+            return [_translated(error, model.name)]
+        return [self._retry(model, request) for request in requests]
+
+    def _retry(self, model: DeviceModel, request: QueuedRequest) -> Outcome:
+        if request.is_cancelled:
+            return []
+        now_ns = self._clock.now_ns()
+        if now_ns >= request.deadline_ns:
+            model.statistics.shed_count += 1
+            return DeadlineExceeded(model.name, late_ns=now_ns - request.deadline_ns)
+        try:
+            outputs = self._execute(model, [request], request.rows, lone_size(model, request))
+        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
+            log_event(
+                log, "retry_failed", level=logging.ERROR, error=error, model=model.name,
+                rows=request.rows,
+            )  # fmt: skip
+            model.statistics.failed_count += 1
+            return _translated(error, model.name)
+        return slice_rows(model.outputs, outputs, [request.rows])[0]
+
+
+def _deliver_dispatch(
+    dispatch: Dispatch, outputs: list[Array] | None, outcomes: list[Outcome]
+) -> None:
+    """Settle everybody whom a dispatch answers.
+
+    What needs a look at each request is done here if it can be, and not on the dispatch thread,
+    which meanwhile starts the next batch.
+
+    Args:
+        dispatch: what ran.
+        outputs: those of the batch, checked, not yet cut; None when it failed or nothing ran.
+        outcomes: of the requests if the batch failed, then of those that expired.
+
+    Threading: loop thread.
+    """
+    model, requests = dispatch.model, dispatch.requests
+    if outputs is not None:
+        if len(requests) == 1 and (dispatch.rows == dispatch.size or not model.can_coalesce):
+            outcomes = [outputs, *outcomes]
+        else:
+            rows = [request.rows for request in requests]
+            outcomes = [*slice_rows(model.outputs, outputs, rows), *outcomes]
+    model.statistics.record_waits([dispatch.started_ns - r.enqueued_ns for r in requests])
+    deliver(requests + dispatch.expired, outcomes)
+
+
+def _shed(dispatch: Dispatch) -> list[Outcome]:
+    model, started_ns = dispatch.model, dispatch.started_ns
+    model.statistics.shed_count += len(dispatch.expired)
+    return [
+        DeadlineExceeded(model.name, late_ns=started_ns - request.deadline_ns)
+        for request in dispatch.expired
+    ]
 
 
 def _executable(model: DeviceModel, variant: VariantKey, size: int) -> Executable:

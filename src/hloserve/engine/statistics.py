@@ -1,8 +1,8 @@
 """What a model's dispatches add up to.
 
 What lives here: the counters that metrics and disciplines read. What does not: exposition
-(`hloserve.server`). The dispatch thread alone writes; any thread reads, and a reader takes copies
-made in one step under the GIL.
+(`hloserve.server`). The dispatch thread writes the counters and the loop thread the waits; any
+thread reads, and a reader takes copies made in one step under the GIL.
 """
 
 from collections import deque
@@ -66,9 +66,9 @@ class ModelStatistics:
         self._waits_ns: deque[int] = deque(maxlen=WAITS_KEPT)
 
     def record_waits(self, waits_ns: Iterable[int]) -> None:
-        """Note how long requests stood in the queue; called when their dispatch starts.
+        """Note how long requests stood in the queue, until their dispatch started.
 
-        Threading: dispatch thread.
+        Threading: loop thread.
         """
         self._waits_ns.extend(waits_ns)
 
