@@ -96,6 +96,31 @@ class RunningWorker:
         return self.status
 
 
+def start_listening(settings: Mapping[str, object]) -> None:
+    """Bind a worker's ports and close them again; raises what binding raises."""
+
+    async def listen() -> None:
+        worker = Worker(load(None, {}, {**_ANY_PORTS, **settings}), {}, on_decided=lambda: None)
+        await worker.listen(None)
+        await worker.drain()
+
+    asyncio.run(listen())
+
+
+def run_to_the_end(repository: Path, make_device: Callable[[], FakeBackend]) -> int:
+    """Run a worker that ends by itself; its exit status."""
+
+    async def run() -> int:
+        flags = {"model_dirs": [str(repository)], **_ANY_PORTS}
+        worker = Worker(load(None, {}, flags), {}, on_decided=lambda: None)
+        await worker.listen(None)
+        worker.load(lambda _: make_device(), show_progress=False)
+        await worker.wait_stopped()
+        return await worker.drain()
+
+    return asyncio.run(run())
+
+
 @contextmanager
 def running_worker(
     repository: Path,
