@@ -26,7 +26,6 @@ __all__ = ["HLOSERVE", "ServerProcess", "run_program", "running"]
 
 HLOSERVE = str(Path(sys.executable).with_name("hloserve"))
 
-_START_S = 50.0
 _STOP_S = 20.0
 
 
@@ -55,12 +54,13 @@ class ServerProcess:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str) -> Iterator[ServerProcess]:
+def running(directory: Path, *arguments: str, start_s: float = 50.0) -> Iterator[ServerProcess]:
     """Run `hloserve ARGUMENTS` on ports of the system's choice; it must end well, too.
 
     Args:
         directory: for its output and the ports file; empty.
         arguments: command and what belongs to it.
+        start_s: how long it may take to be ready.
     """
     ports_file, output, log = (directory / name for name in ("ports.json", "output", "log"))
     ports = ("--http-port", "0", "--grpc-port", "0", "--admin-port", "0")
@@ -72,7 +72,7 @@ def running(directory: Path, *arguments: str) -> Iterator[ServerProcess]:
             stderr=stderr,
         )
     try:
-        addresses = _wait_until_ready(process, ports_file, log)
+        addresses = _wait_until_ready(process, ports_file, log, start_s)
         yield ServerProcess(**addresses, process=process, output_file=output, log_file=log)
         process.terminate()
         status = process.wait(_STOP_S)
@@ -83,9 +83,9 @@ def running(directory: Path, *arguments: str) -> Iterator[ServerProcess]:
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], ports_file: Path, log: Path
+    process: subprocess.Popen[bytes], ports_file: Path, log: Path, start_s: float
 ) -> dict[str, str]:
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + start_s
     pause = threading.Event()
     addresses: dict[str, str] = {}
     while time.monotonic() < deadline and process.poll() is None:
@@ -95,7 +95,7 @@ def _wait_until_ready(
         if addresses and _is_ready(addresses["http"]):
             return addresses
         pause.wait(0.05)
-    raise AssertionError(f"not ready in {_START_S} s, exit {process.poll()}:\n{log.read_text()}")
+    raise AssertionError(f"not ready in {start_s} s, exit {process.poll()}:\n{log.read_text()}")
 
 
 def _is_ready(http: str) -> bool:
