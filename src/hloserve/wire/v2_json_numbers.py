@@ -9,7 +9,7 @@ Rules.
    becomes infinite. FP16, BF16 and FP32 take the nearest value.
 3. Numbers are numbers: no strings but ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` for floats, no
    null, and true and false only for BOOL, which takes nothing else.
-4. An integer may be written with a fraction of zero, up to 2**53; beyond, digits could be lost.
+4. An integer may be written with a fraction of zero below 2**53; beyond, digits could be lost.
 
 `struct` packs a list at 20 ns per number and checks types and ranges on the way, except that it
 takes a bool for a number; NumPy takes 55 ns and wraps.
@@ -199,7 +199,7 @@ def _as_integer(name: str, dtype: DType, index: int, value: Any) -> int:
                 f"input {name!r}: {dtype.kserve} value {index} is {value!r}, which is not a whole"
                 " number"
             )
-        if abs(value) > _EXACT_INTEGERS:
+        if abs(value) >= _EXACT_INTEGERS:
             raise BadRequest(
                 f"input {name!r}: {dtype.kserve} value {index} is {value!r}; write it without"
                 " fraction and exponent, its last digits could be lost"
@@ -262,7 +262,8 @@ def json_from_array(array: Array, non_finite: NonFinite = "null") -> list[Any]:
     """
     flat = array.reshape(-1)
     if flat.dtype == _BF16.numpy:
-        flat = flat.astype(np.float32)
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+            flat = flat.astype(np.float32)
     values: list[Any] = flat.tolist()
     if non_finite == "string" and flat.dtype.kind == "f" and not np.isfinite(flat).all():
         return [
