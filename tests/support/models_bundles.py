@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from hloserve.bundle import IOSpec, write_bundle
 from hloserve.core.tensors import Array
@@ -13,7 +14,7 @@ from hloserve.models.progress import NoProgress
 ROWS4 = IOSpec("x", "f32", (1, 4), batch_axis=0)
 OUT3 = IOSpec("y", "f32", (1, 3), batch_axis=0)
 
-WEIGHTS = {
+WEIGHTS: dict[str, Array] = {
     "w": np.arange(12, dtype=np.float32).reshape(4, 3),
     "b": np.array([1, -1, 2], np.float32),
 }
@@ -47,7 +48,8 @@ def _bias(rows: int | str) -> str:
 
 def affine(x: Array) -> Array:
     """What the program computes."""
-    return x @ WEIGHTS["w"] + WEIGHTS["b"]
+    y: Array = x @ WEIGHTS["w"] + WEIGHTS["b"]
+    return y
 
 
 def identity_text(*kinds: str) -> str:
@@ -94,21 +96,27 @@ class RecordingProgress(NoProgress):
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
 
+    @override
     def bundle_started(self, name: str) -> None:
         self.events.append(("started", name))
 
+    @override
     def programs_found(self, name: str, programs: int) -> None:
         self.events.append(("programs", name, programs))
 
+    @override
     def program_compiled(self, name: str, program: str, seconds: float) -> None:
         self.events.append(("compiled", name, program))
 
+    @override
     def bundle_warning(self, name: str, warning: str) -> None:
         self.events.append(("warning", name, warning))
 
+    @override
     def bundle_ready(self, name: str, seconds: float) -> None:
         self.events.append(("ready", name))
 
+    @override
     def bundle_failed(self, name: str, reason: str) -> None:
         self.events.append(("failed", name, reason))
 

@@ -16,6 +16,14 @@ from hloserve.engine.signature import Signature, TensorType
 
 __all__ = ["WeightType", "argument_types", "check_signature", "size_of_program"]
 
+_LETTERS_HINT = (
+    "the letters of a manifest's shape run fastest-first, the last letter is the outermost axis"
+)
+_LAYOUT_HINT = (
+    "weights in program order need axis_order: xla in the file's metadata, a file without it is"
+    " read as legacy, transposed"
+)
+
 
 class WeightType(Protocol):
     """What is compared of a weight; `hloserve.bundle.weights.WeightTensor` is one."""
@@ -89,13 +97,13 @@ def check_signature(
             f" ({_names(inputs, weights)}); {_arity_hint(signature, inputs, weights)}"
         )
     else:
-        roles = [f"input {spec.name!r}" for spec in inputs]
-        roles += [f"weight {weight.name!r}" for weight in weights]
+        roles = [(f"input {spec.name!r}", _LETTERS_HINT) for spec in inputs]
+        roles += [(f"weight {weight.name!r}", _LAYOUT_HINT) for weight in weights]
         expected = argument_types(inputs, weights, size, variable)
-        for number, (role, want, got) in enumerate(
+        for number, ((role, hint), want, got) in enumerate(
             zip(roles, expected, signature.inputs, strict=True)
         ):
-            findings += _compare(f"{source}: {role} (argument {number})", want, got)
+            findings += _compare(f"{source}: {role} (argument {number})", want, got, hint)
     if len(signature.outputs) < len(outputs):
         missing = ", ".join(spec.name for spec in outputs[len(signature.outputs) :])
         findings.append(
@@ -104,7 +112,8 @@ def check_signature(
         )
     for number, (spec, got) in enumerate(zip(outputs, signature.outputs, strict=False)):
         want = TensorType(spec.dtype, _output_shape(spec, size))
-        findings += _compare(f"{source}: output {spec.name!r} (result {number})", want, got)
+        place = f"{source}: output {spec.name!r} (result {number})"
+        findings += _compare(place, want, got, _LETTERS_HINT)
     return findings
 
 
@@ -132,7 +141,7 @@ def _output_shape(spec: TensorSpec, size: int) -> tuple[int | None, ...]:
     )
 
 
-def _compare(place: str, want: TensorType, got: TensorType) -> list[str]:
+def _compare(place: str, want: TensorType, got: TensorType, reversed_hint: str) -> list[str]:
     findings = []
     if want.dtype is not got.dtype:
         findings.append(
@@ -140,12 +149,8 @@ def _compare(place: str, want: TensorType, got: TensorType) -> list[str]:
             f" {want.dtype.token} ({want})"
         )
     if not _fits(want.shape, got.shape):
-        hint = ""
-        if len(want.shape) > 1 and _fits(want.shape[::-1], got.shape):
-            hint = (
-                "; the axes are reversed: the letters of a manifest's shape run fastest-first,"
-                " the last letter is the outermost axis"
-            )
+        is_reversed = len(want.shape) > 1 and _fits(want.shape[::-1], got.shape)
+        hint = f"; the axes are reversed: {reversed_hint}" if is_reversed else ""
         findings.append(
             f"{place}: shape is {_shape(got)} in the program ({got}), expected {_shape(want)}"
             f" ({want}){hint}"

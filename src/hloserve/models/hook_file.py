@@ -159,11 +159,15 @@ def _forget(module: str) -> None:
 
 
 def _wrong_registration(wanted: str, kind: str, registered: Registrations) -> str:
-    got = []
-    if registered.models:
-        got.append(f"register_model {len(registered.models)} times")
-    if registered.metas:
-        got.append(f"register_meta_model {len(registered.metas)} times")
+    calls = {
+        "register_model": len(registered.models),
+        "register_meta_model": len(registered.metas),
+    }
+    got = [
+        f"{function} {'once' if times == 1 else f'{times} times'}"
+        for function, times in calls.items()
+        if times
+    ]
     return (
         f"{HOOK_FILE} must call {wanted} exactly once, because the manifest says kind: {kind};"
         f" it called {' and '.join(got) or 'neither register_model nor register_meta_model'}"

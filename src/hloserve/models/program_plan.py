@@ -156,9 +156,10 @@ def _differing_results(planned: Sequence[PlannedProgram], manifest: Manifest) ->
     for other in planned[1:]:
         if len(first.program.signature.outputs) != len(other.program.signature.outputs):
             counts = [len(plan.program.signature.outputs) for plan in (first, other)]
+            plural = "" if counts[1] == 1 else "s"
             findings.append(
-                f"{other.name} returns {counts[1]} results, {first.name} returns {counts[0]};"
-                " all programs of a bundle must return the same"
+                f"{other.name} returns {counts[1]} result{plural}, {first.name} returns"
+                f" {counts[0]}; all programs of a bundle must return the same"
             )
             continue
         for number in range(declared, len(first.program.signature.outputs)):

@@ -64,7 +64,7 @@ def test_large_arena_is_aligned_too() -> None:
 @pytest.mark.parametrize("layout", ["xla", "legacy"])
 def test_both_layouts_give_identical_arguments(tmp_path: Path, layout: str) -> None:
     """Program order in memory, whatever the file holds."""
-    weights = {
+    weights: dict[str, Array] = {
         "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
         "scalar": np.array(2**40, np.int64),
         "empty": np.zeros((0, 4), np.float16),

@@ -99,7 +99,7 @@ def test_failed_load_forgets_the_module(bundle: Path) -> None:
         (
             "register_meta_model(run=print)\n",
             "model.py must call register_model exactly once, because the manifest says kind: model;"
-            " it called register_meta_model 1 times",
+            " it called register_meta_model once",
         ),
         ("def f(:\n", "model.py:2: the hook file failed: SyntaxError: "),
         ("\n\n1 / 0\n", "model.py:4: the hook file failed: ZeroDivisionError: division by zero"),

@@ -69,7 +69,7 @@ def test_result_is_delivered_by_one_post(loop: Loop, threads: HookThreads) -> No
 def test_exception_is_delivered(loop: Loop, threads: HookThreads) -> None:
     """Even one that would end the thread; the next hook runs all the same."""
 
-    def fail(error: BaseException) -> None:
+    def fail(error: BaseException) -> int:
         raise error
 
     for error in (ValueError("odd"), SystemExit(1), KeyboardInterrupt()):

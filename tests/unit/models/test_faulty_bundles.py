@@ -1,0 +1,310 @@
+"""Every kind of fault that the format names, in a bundle of real programs, next to a good one.
+
+Each is refused with a message from which its author can mend it; the good bundle loads all the
+same.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models_bundles import (
+    ROWS4,
+    WEIGHTS,
+    affine,
+    affine_text,
+    identity_text,
+    replace_in,
+    write_affine,
+)
+
+from hloserve.bundle import IOSpec, write_bundle
+from hloserve.core.errors import HloserveError
+from hloserve.engine.xla_backend import XlaBackend
+from hloserve.models.loader import load_model, reason_of
+
+pytestmark = pytest.mark.xla
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def backend() -> XlaBackend:
+    """One CPU device for all tests of the file."""
+    return XlaBackend("cpu")
+
+
+def _manifest(old: str, new: str) -> Damage:
+    return lambda bundle: replace_in(bundle / "manifest.yaml", old, new)
+
+
+def _program(old: str, new: str, name: str = "model.b4.mlir") -> Damage:
+    return lambda bundle: replace_in(bundle / name, old, new)
+
+
+def _file(name: str, content: str | bytes) -> Damage:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda bundle: (bundle / name).write_bytes(data)
+
+
+def _without(name: str) -> Damage:
+    return lambda bundle: (bundle / name).unlink()
+
+
+def _both(first: Damage, second: Damage) -> Damage:
+    return lambda bundle: (first(bundle), second(bundle))
+
+
+def _renamed(old: str, new: str) -> Damage:
+    return lambda bundle: (bundle / old).rename(bundle / new)
+
+
+def _header(change: Callable[[dict[str, dict[str, object]]], object]) -> Damage:
+    """Rewrite the JSON header of the weights file."""
+
+    def damage(bundle: Path) -> None:
+        path = bundle / "weights.safetensors"
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+    return damage
+
+
+def _metadata(**entries: str | None) -> Damage:
+    def change(header: dict[str, dict[str, object]]) -> None:
+        for key, value in entries.items():
+            header["__metadata__"].pop(key, None)
+            if value is not None:
+                header["__metadata__"][key] = value
+
+    return _header(change)
+
+
+FAULTS: dict[str, tuple[Damage, str]] = {
+    # section 3 and 4 of the format: the manifest
+    "no manifest": (_without("manifest.yaml"), "manifest.yaml is missing"),
+    "not YAML": (_file("manifest.yaml", "a: [1,"), "manifest.yaml"),
+    "root is a list": (_file("manifest.yaml", "- 1\n"), "root must be a mapping"),
+    "format version": (_manifest('"2.1"', '"3.0"'), r"format_version.*3\.0"),
+    "kind": (_manifest("name: affine", "name: affine\nkind: robot"), "kind.*robot"),
+    "unknown dtype": (_manifest("f32", "float32"), "float32"),
+    "letter without size": (_manifest("{a: 4}", "{}"), "'a'"),
+    "size without letter": (_manifest("{a: 4}", "{a: 4, z: 2}"), "z"),
+    "size of zero": (_manifest("{a: 4}", "{a: 0}"), "0"),
+    "repeated letter": (_manifest('"an"', '"aan"'), "'a'"),
+    "two batch letters": (_manifest('"an"', '"anb"'), "batch"),
+    "variable axis without input_shapes": (_manifest("{a: 4}", "{a: -1}"), "input_shapes"),
+    "negative batch size": (_manifest("[1, 4]", "[1, -4]"), "compiled_batch_sizes"),
+    "fractional batch size": (_manifest("[1, 4]", "[1, 4.0]"), "compiled_batch_sizes"),
+    "client specs without hook": (
+        _manifest("provenance:", "client_inputs: [{name: a, dtype: f32, shape: ''}]\nprovenance:"),
+        "client_inputs",
+    ),
+    "meta without hook": (_manifest("name: affine", "name: affine\nkind: meta"), r"model\.py|meta"),
+    # section 1 and 2: files
+    "no program": (
+        _both(_without("model.b1.mlir"), _without("model.b4.mlir")),
+        r"neither model\.mlir nor model\.bN\.mlir",
+    ),
+    "listed size is missing": (_without("model.b4.mlir"), r"model\.b4\.mlir is missing"),
+    "size zero": (_renamed("model.b4.mlir", "model.b0.mlir"), r"model\.b0\.mlir"),
+    "two spellings of a size": (_file("model.b04.mlir", affine_text(4)), r"model\.b04\.mlir"),
+    "foreign hooks": (_file("model.jl", "register_model()"), r"port them to model\.py"),
+    # section 2: what is in a program
+    "program is text of nothing": (
+        _file("model.b4.mlir", "hello"),
+        r"model\.b4\.mlir: not a valid",
+    ),
+    "program is empty": (_file("model.b4.mlir", ""), "the file is empty"),
+    "program is noise": (_file("model.b4.mlir", b"\x00\xff\x00\xff"), "starts with bytes 00 ff"),
+    "artifact is damaged": (
+        _file("model.b4.mlir", b"ML\xefR\rStableHLO_v1.0.0\x00\x01\x17"),
+        r"artifact of version 1\.0\.0 cannot be read",
+    ),
+    "artifact is too new": (
+        _file("model.b4.mlir", b"ML\xefR\rStableHLO_v99.1.0\x00\x01\x17"),
+        r"written for StableHLO 99\.1\.0, this server reads up to \d+\.\d+\.\d+",
+    ),
+    "no main": (_program("@main", "@forward"), r"it has forward\); name the entry function 'main'"),
+    "program of another size": (
+        _file("model.b4.mlir", affine_text(8)),
+        r"model\.b4\.mlir: input 'x' \(argument 0\): shape is \(8, 4\).*expected \(4, 4\)",
+    ),
+    "too few arguments": (
+        _file("model.b4.mlir", identity_text("4x4xf32")),
+        r"takes 1 argument, the bundle declares 1 input and 2 weights \(x, w, b\)",
+    ),
+    "too few results": (
+        _manifest(
+            "executable_outputs:\n",
+            "executable_outputs:\n  - {name: extra, dtype: f32, shape: n}\n",
+        ),
+        "returns 1 result, the manifest declares 2 outputs: nothing is left for y",
+    ),
+    "dtype of an input": (
+        _manifest("name: x, dtype: f32", "name: x, dtype: i32"),
+        r"input 'x' \(argument 0\): dtype is f32 in the program.*expected i32",
+    ),
+    "shape of an output": (
+        _manifest("{a: 3}", "{a: 5}"),
+        r"output 'y' \(result 0\): shape is \(4, 3\).*expected \(4, 5\)",
+    ),
+    "axes the wrong way round": (
+        _manifest('"an", dims: {a: 4}', '"na", dims: {a: 4}'),
+        "letters of a manifest's shape run fastest-first",
+    ),
+    "custom call of another platform": (
+        _file(
+            "model.b4.mlir",
+            affine_text(4).replace(
+                "stablehlo.add %0, %1 : tensor<4x3xf32>",
+                "stablehlo.custom_call @cu_add(%0, %1)"
+                " : (tensor<4x3xf32>, tensor<4x3xf32>) -> tensor<4x3xf32>",
+            ),
+        ),
+        r"model\.b4\.mlir: XLA cannot compile it.*cu_add.*export for cpu",
+    ),
+    # section 6 and 7: weights
+    "no weights": (_without("weights.safetensors"), r"weights\.safetensors: the file is missing"),
+    "weights are not safetensors": (
+        _file("weights.safetensors", b"\x00"),
+        r"weights\.safetensors: ",
+    ),
+    "weights are cut short": (
+        lambda bundle: _file(
+            "weights.safetensors", (bundle / "weights.safetensors").read_bytes()[:-4]
+        )(bundle),
+        r"weights\.safetensors: ",
+    ),
+    "no argument order": (_metadata(argument_order=None), "'argument_order' is missing"),
+    "order names no tensor": (_metadata(argument_order='["w", "bias"]'), "'bias' is missing"),
+    "order names a tensor twice": (_metadata(argument_order='["w", "w"]'), "twice"),
+    "order is swapped": (
+        _metadata(argument_order='["b", "w"]'),
+        r"weight 'b' \(argument 1\): shape is \(4, 3\)",
+    ),
+    "unknown layout": (_metadata(axis_order="fortran"), "axis_order"),
+    "legacy layout by mistake": (
+        _metadata(axis_order=None),
+        r"weight 'w' \(argument 1\): shape is \(4, 3\).*need axis_order: xla in the file's",
+    ),
+    "weights of another dtype": (
+        _header(lambda header: header["b"].update(dtype="I32")),
+        r"weight 'b' \(argument 2\): dtype is f32 in the program.*expected i32",
+    ),
+    "named weights file is missing": (
+        _manifest("provenance:", "weights_file: other.safetensors\nprovenance:"),
+        r"other\.safetensors: the file is missing",
+    ),
+    "weights file outside of the bundle": (
+        _manifest("provenance:", "weights_file: ../other.safetensors\nprovenance:"),
+        "weights_file",
+    ),
+    # worker behaviour, section 6: hooks
+    "hook file fails": (_file("model.py", "import nowhere\n"), r"model\.py:1: .*nowhere"),
+    "hook file registers nothing": (_file("model.py", ""), "must call register_model exactly once"),
+    "hook file registers the wrong kind": (
+        _file("model.py", "import hloserve\nhloserve.register_meta_model(run=print)\n"),
+        "it called register_meta_model once",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_bundle_is_refused_and_its_neighbour_serves(
+    tmp_path: Path, backend: XlaBackend, fault: str
+) -> None:
+    """The message names the file or the key, what was expected and what is there."""
+    damage, says = FAULTS[fault]
+    broken = write_affine(tmp_path)
+    damage(broken)
+    with pytest.raises(HloserveError) as raised:
+        load_model(broken, backend)
+    reason = reason_of(raised.value)
+    assert re.search(says, reason), reason
+    assert str(tmp_path) not in reason
+    assert len(reason) < 2000
+
+
+def test_good_neighbour_loads(tmp_path: Path, backend: XlaBackend) -> None:
+    """What the faulty ones were made of is in order, and computes."""
+    model = load_model(write_affine(tmp_path), backend)
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    executable = model.device.executables[()][4]
+    results = backend.execute(executable, [*backend.to_device([x]), *model.device.weights])
+    np.testing.assert_allclose(backend.to_host(results)[0], affine(x), rtol=1e-5)
+    model.free(backend)
+
+
+def test_too_many_files_for_a_model_without_batch_axis(tmp_path: Path, backend: XlaBackend) -> None:
+    """Two sizes with nothing that could be a batch."""
+    bundle = write_affine(tmp_path)
+    replace_in(bundle / "manifest.yaml", '"an", dims: {a: 4}', '"ac", dims: {a: 4, c: 4}')
+    with pytest.raises(HloserveError, match="no executable input has a batch axis"):
+        load_model(bundle, backend)
+
+
+def test_one_of_two_symbolic_files_is_specialised(tmp_path: Path, backend: XlaBackend) -> None:
+    """A symbolic program under a sized name is fixed to that size."""
+    bundle = write_affine(tmp_path)
+    (bundle / "model.b4.mlir").write_text(affine_text("?"))
+    model = load_model(bundle, backend)
+    assert model.device.executables[()][4].signature.inputs[0].shape == (4, 4)
+    model.free(backend)
+
+
+def test_symbolic_program_serves_every_listed_size(tmp_path: Path, backend: XlaBackend) -> None:
+    """One file, several sizes, the same numbers."""
+    bundle = write_bundle(
+        tmp_path / "m", "m", [ROWS4], [IOSpec("y", "f32", (1, 3), batch_axis=0)],
+        {0: affine_text("?")}, WEIGHTS,
+    )  # fmt: skip
+    replace_in(bundle / "manifest.yaml", "compiled_batch_sizes: []", "compiled_batch_sizes: [1, 8]")
+    model = load_model(bundle, backend)
+    for size, executable in model.device.executables[()].items():
+        x = np.full((size, 4), size, np.float32)
+        arguments = [*backend.to_device([x]), *model.device.weights]
+        (y,) = backend.to_host(backend.execute(executable, arguments))
+        np.testing.assert_allclose(y, affine(x), rtol=1e-6)
+    model.free(backend)
+
+
+@pytest.mark.parametrize("layout", ["xla", "legacy"])
+def test_64_bit_weights_and_inputs_are_exact(
+    tmp_path: Path, backend: XlaBackend, layout: str
+) -> None:
+    """2**40 survives the way from file and request to the answer."""
+    text = """module {
+      func.func @main(%x: tensor<1x2xi64>, %w: tensor<1x2xi64>) -> tensor<1x2xi64> {
+        %0 = stablehlo.add %x, %w : tensor<1x2xi64>
+        return %0 : tensor<1x2xi64> } }"""
+    ids = [IOSpec(name, "i64", (1, 2), batch_axis=0) for name in ("x", "y")]
+    weights = {"w": np.array([[2**40, -(2**40)]], np.int64)}
+    bundle = write_bundle(
+        tmp_path / "m", "m", ids[:1], ids[1:], {1: text}, weights,
+        layout=layout,  # type: ignore[arg-type]  # a literal
+    )  # fmt: skip
+    model = load_model(bundle, backend)
+    x = np.array([[2**41, 1]], np.int64)
+    arguments = [*backend.to_device([x]), *model.device.weights]
+    (y,) = backend.to_host(backend.execute(model.device.executables[()][1], arguments))
+    assert y.tolist() == [[2**41 + 2**40, 1 - 2**40]]
+    model.free(backend)
+
+
+def test_weights_lie_in_the_arena(tmp_path: Path, backend: XlaBackend) -> None:
+    """From the file to the device without a second copy."""
+    model = load_model(write_affine(tmp_path), backend)
+    arrays = backend.to_host(model.device.weights)
+    for array, expected in zip(arrays, WEIGHTS.values(), strict=True):
+        assert np.array_equal(array, expected)
+    addresses = [array.ctypes.data for array in arrays]
+    assert addresses[1] - addresses[0] == 64
+    model.free(backend)
