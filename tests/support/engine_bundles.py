@@ -60,8 +60,8 @@ def _type_text(spec: IOSpec, size: int) -> str:
         dtype = by_token(dtype)
     elif not isinstance(dtype, DType):
         dtype = by_numpy(np.dtype(dtype))
-    shape = [
+    shape: list[int | None] = [
         (size or None) if axis == spec.batch_axis else extent
-        for axis, extent in enumerate(spec.shape)
+        for axis, extent in enumerate(map(int, spec.shape))
     ]
     return str(TensorType(dtype, tuple(shape)))

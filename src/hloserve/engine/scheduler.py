@@ -80,6 +80,7 @@ class Scheduler:
         self._queues: dict[str, ModelQueue] = {}
         self._waiting: dict[str, ModelQueue] = {}  # the queues that are not empty
         self._running = 0
+        self._dispatch_thread = 0
         self._withdraw = self.withdraw  # bound once, not per request
 
     def add(self, model: DeviceModel) -> None:
@@ -204,8 +205,11 @@ class Scheduler:
 
         Calling it says that the dispatch before has ended.
 
-        Threading: dispatch thread; blocks.
+        Threading: the dispatch thread, always the same one; blocks.
         """
+        thread = threading.get_ident()
+        assert self._dispatch_thread in (0, thread), "batches are taken by two threads"
+        self._dispatch_thread = thread
         with self._lock:
             self._running = 0
             while True:

@@ -345,3 +345,14 @@ def test_waiting_thread_is_woken_by_the_end(close: str) -> None:
 
     thread.join(10)
     assert taken == [None]
+
+
+def test_second_dispatch_thread_is_a_fault() -> None:
+    """One thread takes batches; another one is refused before it does harm."""
+    scheduler, _, _ = _queued(build_model(FakeBackend()), 1)
+    thread = threading.Thread(target=scheduler.next_dispatch)
+    thread.start()
+    thread.join(10)
+
+    with pytest.raises(AssertionError, match="two threads"):
+        scheduler.next_dispatch()
