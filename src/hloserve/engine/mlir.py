@@ -59,11 +59,13 @@ class MlirProgram:
         signature: types of `main`; None for an extent that is not fixed.
         module: the MLIR module; it keeps its context alive.
         source: the file it came from, for messages.
+        custom_calls: targets of its custom calls.
     """
 
     signature: Signature
     module: Any
     source: str
+    custom_calls: frozenset[str] = frozenset()
 
 
 def read_program(artifact: bytes, source: str) -> MlirProgram:
@@ -81,9 +83,8 @@ def read_program(artifact: bytes, source: str) -> MlirProgram:
     """
     context = _new_context()
     module = _parse(artifact, context, source)
-    _strip_annotations(module, source)
-    signature = _signature_of(module, source)
-    return MlirProgram(signature, module, source)
+    custom_calls = _strip_annotations(module, source)
+    return MlirProgram(_signature_of(module, source), module, source, custom_calls)
 
 
 def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirProgram:
@@ -114,7 +115,7 @@ def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirPr
             raise ProgramProblem(
                 source, f"cannot be specialised to ({wanted}): {_one_line(reason)}"
             ) from error
-    return MlirProgram(_signature_of(module, source), module, source)
+    return MlirProgram(_signature_of(module, source), module, source, program.custom_calls)
 
 
 class _Diagnostics:
@@ -311,18 +312,23 @@ def _pin_arguments(module: Any, types: Sequence[TensorType]) -> None:
         main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(wanted, results))
 
 
-def _strip_annotations(module: Any, source: str) -> None:
-    """Turn the module into a plain program for one device. Refuses manual partitioning."""
-    dead = []
+def _strip_annotations(module: Any, source: str) -> frozenset[str]:
+    """Turn the module into a plain program for one device. Refuses manual partitioning.
+
+    Returns:
+        The targets of the custom calls that it keeps.
+    """
+    dead, custom_calls = [], set()
     with module.context, ir.Location.unknown():
         for op in _walk(module.operation):
-            name = op.name
-            if name in _IDENTITY_OPS or (
-                name == "stablehlo.custom_call"
-                and ir.StringAttr(op.attributes["call_target_name"]).value in _IDENTITY_CALLS
-            ):
+            name, target = op.name, None
+            if name == "stablehlo.custom_call":
+                target = ir.StringAttr(op.attributes["call_target_name"]).value
+            if name in _IDENTITY_OPS or target in _IDENTITY_CALLS:
                 op.results[0].replace_all_uses_with(op.operands[0])
                 dead.append(op)
+            elif target is not None:
+                custom_calls.add(_checked_target(target, source))
             elif name in ("sdy.mesh", "sdy.sharding_group"):
                 dead.append(op)
             elif name.startswith("sdy."):
@@ -334,6 +340,18 @@ def _strip_annotations(module: Any, source: str) -> None:
         for op in dead:
             op.erase()
         _make_single_device(module.operation.attributes)
+    return frozenset(custom_calls)
+
+
+def _checked_target(target: str, source: str) -> str:
+    """Refuse calls into the exporting process: here they would jump to an address of that one."""
+    if "callback" in target:
+        raise ProgramProblem(
+            source,
+            f"calls back into Python ({target}); take jax.debug.print, pure_callback and"
+            " io_callback out and export again",
+        )
+    return target
 
 
 def _walk(op: Any) -> Iterator[Any]:

@@ -41,6 +41,7 @@ try:
     from jax._src.core import ShapedArray
     from jax.sharding import SingleDeviceSharding
     from jaxlib import _jax, xla_client
+    from jaxlib.cpu import _lapack
 
     _batched_device_put = xla_client.batched_device_put
     _array_result_handler = xla_client.array_result_handler
@@ -122,6 +123,8 @@ class XlaBackend(Backend):
             None in kind.shape for kind in (*program.signature.inputs, *program.signature.outputs)
         ):
             raise BackendFailed("compiling", model, f"extents are open: {program.signature}")
+        if any(target.startswith("lapack_") for target in program.custom_calls):
+            _lapack.initialize()  # jax does so when it lowers; without it a call is a null pointer
         options = xla_client.CompileOptions()
         options.num_replicas = 1
         options.num_partitions = 1

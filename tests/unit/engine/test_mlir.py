@@ -175,6 +175,24 @@ def test_sharding_is_stripped() -> None:
     assert "num_partitions = 1" in clean
 
 
+def test_callback_is_refused() -> None:
+    """A host callback is an address in the process that exported the program."""
+    text = """module { func.func @main(%a: tensor<f32>) -> tensor<f32> {
+        %0 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%a)
+          {api_version = 4 : i32, backend_config = {}} : (tensor<f32>) -> tensor<f32>
+        return %0 : tensor<f32> } }"""
+    assert "calls back into Python (xla_ffi_python_cpu_callback)" in _finding(text.encode())
+
+
+def test_custom_calls_are_known() -> None:
+    """The backend prepares the libraries that a program calls."""
+    text = """module { func.func @main(%a: tensor<f32>) -> tensor<f32> {
+        %0 = stablehlo.custom_call @lapack_sgetrf_ffi(%a) {api_version = 4 : i32}
+          : (tensor<f32>) -> tensor<f32>
+        return %0 : tensor<f32> } }"""
+    assert read_program(text.encode(), "m").custom_calls == {"lapack_sgetrf_ffi"}
+
+
 def test_manual_partitioning_is_refused() -> None:
     """A program that is split by hand cannot run on one device."""
     text = """module { sdy.mesh @mesh = <["x"=2]>
