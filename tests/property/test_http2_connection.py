@@ -40,7 +40,7 @@ def _answers() -> bytes:
     """What a server sends in three calls."""
     server = _server()
     for event in server.receive(_conversation()):
-        if isinstance(event, RpcReceived) and not event.is_streaming:
+        if isinstance(event, RpcReceived) and event.method == "echo":
             server.respond(event.stream_id, event.message)
     server.fail(7, 3, "enough")
     server.drain()

@@ -29,7 +29,7 @@ from hloserve.core.requests import NEVER_NS
 from hloserve.server.grpc_watch import GrpcTimeouts, Verdict, Watch
 from hloserve.wire.grpc_events import RpcCancelled, RpcReceived
 from hloserve.wire.grpc_framing import Message
-from hloserve.wire.grpc_headers import Headers, metadata_value
+from hloserve.wire.grpc_headers import metadata_value
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_server import GrpcServerConnection
 from hloserve.wire.status import grpc_code, public_text
@@ -47,54 +47,43 @@ _SWEEP_PERIOD_S = 1.0
 _GOODBYE_S = 1.0
 
 
-class Rpc:
-    """One unary call.
+class Rpc(RpcReceived["Handler"]):
+    """One unary call. The connection makes it; a handler gets it.
 
     Attributes:
         message: the request, without its prefix. A buffer: bytes, bytearray or memoryview.
+        headers: all request headers as received.
         deadline_ns: monotonic instant, `NEVER_NS` without a deadline. Nobody enforces it here.
         on_cancel: called once when the caller goes away before the answer.
     """
 
-    __slots__ = ("_call", "_connection", "deadline_ns", "message", "on_cancel")
+    __slots__ = ("connection", "deadline_ns", "on_cancel")
 
-    def __init__(
-        self,
-        call: "RpcReceived[Handler]",
-        connection: "Connection",
-        deadline_ns: int,
-    ) -> None:
-        self._call = call
-        self._connection: Connection | None = connection
-        self.message: Message = call.message
-        self.deadline_ns = deadline_ns
-        self.on_cancel: Callable[[], None] | None = None
-
-    @property
-    def headers(self) -> Headers:
-        """All request headers as received."""
-        return self._call.headers
+    connection: "Connection | None"
+    """For the transport: where it came from; None once answered or cancelled."""
+    deadline_ns: int
+    on_cancel: Callable[[], None] | None
 
     @property
     def is_over(self) -> bool:
         """True once answered or cancelled."""
-        return self._connection is None
+        return self.connection is None
 
     def metadata(self, name: str) -> str | bytes | None:
         """The first value of a request header; bytes for names that end in ``-bin``."""
-        return metadata_value(self._call.headers, name)
+        return metadata_value(self.headers, name)
 
     def reply(self, message: Message) -> None:
         """Answer with a message and status OK."""
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
-            self._connection = None
-            connection.http2.respond(self._call.stream_id, message)
+            self.connection = None
+            connection.http2.respond(self.stream_id, message)
             connection.wrote()
 
     def fail(self, error: BaseException) -> None:
         """Answer with the error's status; an internal error is logged under an id."""
-        if self._connection is None:
+        if self.connection is None:
             return
         request_id = ""
         if not isinstance(error, HloserveError) or error.code is Code.INTERNAL:
@@ -105,17 +94,17 @@ class Rpc:
 
     def fail_with(self, code: Code, text: str) -> None:
         """Answer with a status and a text of its own."""
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
-            self._connection = None
-            connection.http2.fail(self._call.stream_id, grpc_code(code), text)
+            self.connection = None
+            connection.http2.fail(self.stream_id, grpc_code(code), text)
             connection.wrote()
 
     def cancelled(self) -> None:
         """For the transport: the caller has gone."""
-        if self._connection is None:
+        if self.connection is None:
             return
-        self._connection = None
+        self.connection = None
         if self.on_cancel is not None:
             self.on_cancel()
 
@@ -133,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_dirty = False
         self._is_paused = False
         self.http2: GrpcServerConnection[Handler] = GrpcServerConnection(
-            server.methods, server.limits
+            server.methods, server.limits, make_rpc=Rpc
         )
         self._watch = Watch(server.now_ns())
 
@@ -153,15 +142,15 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading = True
         server = self._server
         for event in self.http2.receive(server.read_buffer[:nbytes]):
-            if type(event) is RpcReceived:
+            if type(event) is Rpc:
                 timeout_ns = event.timeout_ns
-                deadline_ns = NEVER_NS if timeout_ns < 0 else server.now_ns() + timeout_ns
-                rpc = Rpc(event, self, deadline_ns)
-                event.owner = rpc
+                event.deadline_ns = NEVER_NS if timeout_ns < 0 else server.now_ns() + timeout_ns
+                event.on_cancel = None
+                event.connection = self
                 try:
-                    event.method(rpc)
+                    event.method(event)
                 except Exception as error:  # noqa: BLE001  # the edge of a request: fail logs it
-                    rpc.fail(error)
+                    event.fail(error)
             elif type(event) is RpcCancelled:
                 _cancel(event)
         self._is_reading = False
@@ -255,9 +244,8 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _cancel(event: "RpcCancelled[Handler]") -> None:
-    rpc = event.rpc.owner
     try:
-        rpc.cancelled()
+        cast(Rpc, event.rpc).cancelled()
     except Exception:  # the edge of a request: the connection goes on
         log.exception("on_cancel failed")
 

@@ -11,37 +11,42 @@ Rules, besides those of `hloserve.wire.http2`.
 Source: gRPC over HTTP2.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final, Generic, TypeVar
-
-from typing_extensions import override
 
 from hloserve.core.errors import (
     BodyTooLarge,
     HloserveError,
     MalformedBody,
-    NotImplementedYet,
     Overloaded,
 )
 from hloserve.wire.grpc_events import (
     MessageReceived,
+    RequestParts,
     RpcCancelled,
     RpcHalfClosed,
     RpcReceived,
     ServerEvent,
 )
-from hloserve.wire.grpc_framing import MAX_SEND_SETTING, Message, MessageReader, read_whole
+from hloserve.wire.grpc_framing import (
+    MAX_SEND_SETTING,
+    VIEW_FROM_BYTES,
+    Message,
+    MessageReader,
+    prefix_of,
+    read_whole,
+)
 from hloserve.wire.grpc_headers import (
-    NO_TIMEOUT,
     OK_HEADERS,
     OK_TRAILERS,
     Header,
+    Headers,
     error_headers,
     error_trailers,
-    parse_timeout_ns,
 )
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_preface import Preface
+from hloserve.wire.grpc_request import RequestHead, read_head, refusal_of
 from hloserve.wire.http2 import (
     DataReceived,
     ErrorCode,
@@ -69,14 +74,9 @@ _REQUEST_BRINGS = 4
 _CANCEL_COSTS = 10
 _SMALL_DATA_BYTES = 64
 
-_GRPC_TYPE: Final = b"application/grpc"
-_GRPC_SUBTYPES: Final = (b"application/grpc+", b"application/grpc;")
-_NOT_GRPC: Final[list[Header]] = [(b":status", b"415"), (b"content-length", b"0")]
-_NOT_POST: Final[list[Header]] = [
-    (b":status", b"405"),
-    (b"allow", b"POST"),
-    (b"content-length", b"0"),
-]
+_BACKLOG_TEXT: Final = (
+    "replies wait on this connection because the client does not read them; the limit is {} bytes"
+)
 
 
 class GrpcServerConnection(Http2Connection, Generic[M]):
@@ -86,6 +86,8 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         methods: path to whatever the caller wants back in `RpcReceived.method`.
         limits: what the peer may make this end hold.
         streaming: the paths whose messages are reported one by one.
+        make_rpc: makes the empty record of a call: `RpcReceived`, or a subclass with the same slots
+            and the caller's own.
     """
 
     def __init__(
@@ -94,23 +96,25 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         limits: GrpcLimits,
         *,
         streaming: Container[bytes] = _NOTHING,
+        make_rpc: Callable[[], RpcReceived[M]] = RpcReceived,
     ) -> None:
         super().__init__(Role.SERVER, limits)
         self.is_open = False
         self.is_draining = False
         self.is_drained = False
         self._methods = methods
+        self._make_rpc = make_rpc
         self._streaming = streaming
         self._preface = Preface()
         self._rpcs: dict[int, RpcReceived[M]] = {}
         self._partial_bytes = 0
         self._unsent_at_most = 0
-
-    @override
-    def take_output(self, amount: int | None = None) -> bytes:
-        if not self.is_open and not self.is_closed:
-            return b""  # an HTTP/1 client must not see frames before its answer
-        return super().take_output(amount)
+        self._max_send_bytes = limits.max_send_msg_bytes
+        # Clients repeat themselves, and comparing headers is cheaper than reading them.
+        self._last_headers: Headers = ()
+        self._last_head: RequestHead[M] | None = None
+        # An HTTP/1 client must not see frames before its answer.
+        self._is_silent = True
 
     @property
     def open_rpcs(self) -> int:
@@ -135,11 +139,11 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         for event in self._receive(data):
             if type(event) is DataReceived:
                 rpc = rpcs.get(event.stream_id)
-                if rpc is not None and event.end_stream and rpc.is_untouched:
+                if rpc is not None and event.end_stream and rpc.parts is None:
                     message = read_whole(event.data, limit)
                     if message is not None:
                         rpc.message = message
-                        rpc.is_delivered = rpc.has_ended = True
+                        rpc.is_delivered = True
                         found.append(rpc)
                         continue
                 idle_frames += len(event.data) < _SMALL_DATA_BYTES
@@ -150,7 +154,8 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
                 self._begin(event, found)
             else:
                 idle_frames += self._take_other(event, found)
-        self._spend(idle_frames)
+        if idle_frames > 0 or self._allowance < self.limits.frame_allowance:
+            self._spend(idle_frames)
         return found
 
     def respond(self, stream_id: int, message: Message) -> None:
@@ -158,15 +163,19 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         rpc = self._rpcs.pop(stream_id, None)
         if rpc is None or self.is_closed:
             return
-        if len(message) > self.limits.max_send_msg_bytes:
+        nbytes = len(message)
+        if nbytes > self._max_send_bytes:
             self._rpcs[stream_id] = rpc
-            self._refuse_reply(rpc, len(message))
+            self._refuse_reply(rpc, nbytes)
             return
-        self._unsent_at_most += len(message)
+        self._unsent_at_most += nbytes
         http2 = self._http2
         try:
             http2.send_response(stream_id, OK_HEADERS)
-            self._send_message(stream_id, message)
+            if nbytes < VIEW_FROM_BYTES:
+                http2.send_data(stream_id, prefix_of(nbytes) + message)
+            else:
+                self._send_message(stream_id, message)
             http2.send_trailers(stream_id, OK_TRAILERS)
         except Http2Error:
             return  # the stream has gone; its StreamClosed is on the way
@@ -179,33 +188,33 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
 
     def send(self, stream_id: int, message: Message) -> None:
         """Send one message of a streaming call."""
-        rpc = self._rpcs.get(stream_id)
-        if rpc is None or self.is_closed:
+        rpc, parts = self._streaming_rpc(stream_id)
+        if rpc is None or parts is None:
             return
-        if len(message) > self.limits.max_send_msg_bytes:
+        if len(message) > self._max_send_bytes:
             self._refuse_reply(rpc, len(message))
             return
         self._unsent_at_most += len(message)
         try:
-            if not rpc.has_headers_out:
+            if not parts.has_headers_out:
                 self._http2.send_response(stream_id, OK_HEADERS)
-                rpc.has_headers_out = True
+                parts.has_headers_out = True
             self._send_message(stream_id, message)
         except Http2Error:
             return  # as in `respond`
 
     def finish(self, stream_id: int) -> None:
         """End a streaming call with status OK."""
-        rpc = self._rpcs.get(stream_id)
-        if rpc is None or self.is_closed:
+        rpc, parts = self._streaming_rpc(stream_id)
+        if rpc is None or parts is None:
             return
         self._forget(rpc)
         try:
-            if not rpc.has_headers_out:
+            if not parts.has_headers_out:
                 self._http2.send_response(stream_id, [*OK_HEADERS, *OK_TRAILERS], end_stream=True)
             else:
                 self._http2.send_trailers(stream_id, OK_TRAILERS)
-            if not rpc.has_ended:
+            if not parts.has_ended:
                 self._reset_later(stream_id, ErrorCode.NO_ERROR)
         except Http2Error:
             return  # as in `respond`
@@ -238,45 +247,49 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         preface = self._preface
         preface.feed(data)
         self.is_open = preface.is_http2
+        self._is_silent = not self.is_open
         if preface.fault:
             self.is_closed = True
             self.end_reason = preface.fault
             self._final_output = preface.answer
         return preface.data if self.is_open else b""
 
+    def _streaming_rpc(
+        self, stream_id: int
+    ) -> tuple[RpcReceived[M], RequestParts] | tuple[None, None]:
+        rpc = self._rpcs.get(stream_id)
+        if rpc is None or rpc.parts is None or self.is_closed:
+            return None, None
+        return rpc, rpc.parts
+
     def _begin(self, event: RequestReceived, found: list[ServerEvent[M]]) -> None:
         stream_id = self._last_peer_stream = event.stream_id
-        fields = dict(event.headers)
-        if fields.get(b":method") != b"POST":
-            self._answer_block(stream_id, _NOT_POST, has_ended=event.end_stream)
-            return
-        content_type = fields.get(b"content-type", b"")
-        if content_type != _GRPC_TYPE and not content_type.startswith(_GRPC_SUBTYPES):
-            self._answer_block(stream_id, _NOT_GRPC, has_ended=event.end_stream)
-            return
-        try:
-            path = fields.get(b":path", b"")
-            method = self._methods.get(path)
-            if method is None:
-                raise NotImplementedYet(f"method {path[:200].decode('ascii', 'replace')}")
-            timeout = fields.get(b"grpc-timeout")
-            timeout_ns = NO_TIMEOUT if timeout is None else parse_timeout_ns(timeout)
-            encoding = fields.get(b"grpc-encoding")
-            has_gzip = encoding is not None and _is_gzip(encoding)
-            self._check_backlog()
-        except HloserveError as error:
-            refusal = error_headers(grpc_code(error.code), str(error))
+        headers = event.headers
+        head = self._last_head
+        if head is None or headers != self._last_headers:
+            read = read_head(headers, self._methods, self._streaming)
+            if isinstance(read, list):
+                self._answer_block(stream_id, read, has_ended=event.end_stream)
+                return
+            head = read
+            self._last_headers, self._last_head = headers, head
+        if self._unsent_at_most > self.limits.max_unsent_bytes and self._is_backlogged():
+            refusal = refusal_of(Overloaded(_BACKLOG_TEXT.format(self.limits.max_unsent_bytes)))
             self._answer_block(stream_id, refusal, has_ended=event.end_stream)
             return
-        rpc = RpcReceived(stream_id, method, event.headers, timeout_ns)
-        self._rpcs[stream_id] = rpc
-        if has_gzip:
-            rpc.reader = MessageReader(self.limits.max_recv_msg_bytes, has_gzip=True)
-            rpc.is_untouched = False
-        if path in self._streaming:
-            rpc.is_streaming = rpc.is_delivered = True
-            rpc.is_untouched = False
-            found.append(rpc)
+        rpc = self._rpcs[stream_id] = self._make_rpc()
+        rpc.stream_id = stream_id
+        rpc.headers = headers
+        rpc.method, rpc.timeout_ns, has_gzip, is_streaming = head
+        rpc.message = b""
+        rpc.is_delivered = False
+        rpc.parts = None
+        if has_gzip or is_streaming:
+            reader = MessageReader(self.limits.max_recv_msg_bytes, has_gzip=has_gzip)
+            rpc.parts = RequestParts(reader, is_streaming=is_streaming)
+            if is_streaming:
+                rpc.is_delivered = True
+                found.append(rpc)
         if event.end_stream:
             self._end_request(rpc, found)
 
@@ -284,19 +297,19 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         self, rpc: RpcReceived[M], data: bytes, end: bool, found: list[ServerEvent[M]]
     ) -> None:
         """What is not the one whole message of a unary call: parts, streams, faults."""
-        rpc.is_untouched = False
-        reader = rpc.reader
-        if reader is None:
-            reader = rpc.reader = MessageReader(self.limits.max_recv_msg_bytes)
+        parts = rpc.parts
+        if parts is None:
+            reader = MessageReader(self.limits.max_recv_msg_bytes)
+            parts = rpc.parts = RequestParts(reader, is_streaming=False)
         try:
-            for message in reader.feed(data):
-                if rpc.is_streaming:
+            for message in parts.reader.feed(data):
+                if parts.is_streaming:
                     found.append(MessageReceived(rpc.stream_id, message))
-                elif rpc.has_message:
+                elif parts.has_message:
                     raise MalformedBody("a unary call has more than one message")
                 else:
-                    rpc.message, rpc.has_message = message, True
-            self._count_partial(rpc, reader.buffered_bytes + len(rpc.message))
+                    rpc.message, parts.has_message = message, True
+            self._hold(parts, parts.reader.buffered_bytes + len(rpc.message))
         except HloserveError as error:
             self._refuse(rpc, error, found)
             return
@@ -304,16 +317,17 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
             self._end_request(rpc, found)
 
     def _end_request(self, rpc: RpcReceived[M], found: list[ServerEvent[M]]) -> None:
-        rpc.has_ended = True
-        if rpc.reader is not None and not rpc.reader.is_between_messages:
+        parts = rpc.parts
+        if parts is not None:
+            parts.has_ended = True
+        if parts is not None and not parts.reader.is_between_messages:
             self._refuse(rpc, MalformedBody("the request ends in the middle of a message"), found)
-        elif rpc.is_streaming:
+        elif parts is not None and parts.is_streaming:
             found.append(RpcHalfClosed(rpc.stream_id))
-        elif not rpc.has_message:
+        elif parts is None or not parts.has_message:
             self._refuse(rpc, MalformedBody("the request has no message"), found)
         else:
-            self._count_partial(rpc, 0)
-            rpc.reader = None
+            self._hold(parts, 0)
             rpc.is_delivered = True
             found.append(rpc)
 
@@ -342,25 +356,19 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
             self._fail(ErrorCode.INTERNAL_ERROR, f"cannot drain: {error}")
         self.is_drained = True
 
-    def _check_backlog(self) -> None:
-        """Refuse work while the peer does not take the replies that it has.
+    def _is_backlogged(self) -> bool:
+        """Look how much really waits; until now there was only an upper bound."""
+        self._unsent_at_most = self._http2.queued_body_size()
+        return self._unsent_at_most > self.limits.max_unsent_bytes
+
+    def _hold(self, parts: RequestParts, held_bytes: int) -> None:
+        """Account for what an unfinished request holds.
 
         Raises:
-            Overloaded: retryable, once the peer has read.
+            Overloaded: the connection holds too much of such requests.
         """
-        limit = self.limits.max_unsent_bytes
-        if self._unsent_at_most > limit:
-            # An upper bound until now; asking ngh2 at every request would cost 0.15 us.
-            self._unsent_at_most = self._http2.queued_body_size()
-            if self._unsent_at_most > limit:
-                raise Overloaded(
-                    f"{self._unsent_at_most} bytes of replies wait on this connection because the"
-                    f" client does not read them; the limit is {limit}"
-                )
-
-    def _count_partial(self, rpc: RpcReceived[M], held: int) -> None:
-        self._partial_bytes += held - rpc.partial_bytes
-        rpc.partial_bytes = held
+        self._partial_bytes += held_bytes - parts.held_bytes
+        parts.held_bytes = held_bytes
         limit = self.limits.max_partial_bytes
         if self._partial_bytes > limit:
             raise Overloaded(
@@ -381,7 +389,7 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
 
     def _answer_status(self, rpc: RpcReceived[M], code: int, text: str) -> None:
         self._forget(rpc)
-        if not rpc.has_headers_out:
+        if rpc.parts is None or not rpc.parts.has_headers_out:
             self._answer_block(rpc.stream_id, error_headers(code, text), has_ended=rpc.has_ended)
             return
         try:
@@ -402,18 +410,6 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
 
     def _forget(self, rpc: RpcReceived[M]) -> None:
         del self._rpcs[rpc.stream_id]
-        self._partial_bytes -= rpc.partial_bytes
-        rpc.partial_bytes = 0
-
-
-def _is_gzip(encoding: bytes) -> bool:
-    """True for gzip, False for identity.
-
-    Raises:
-        NotImplementedYet: any other; the answer's grpc-accept-encoding lists ours.
-    """
-    if encoding == b"identity":
-        return False
-    if encoding == b"gzip":
-        return True
-    raise NotImplementedYet(f"grpc-encoding {encoding[:40].decode('ascii', 'replace')!r}")
+        if rpc.parts is not None:
+            self._partial_bytes -= rpc.parts.held_bytes
+            rpc.parts.held_bytes = 0

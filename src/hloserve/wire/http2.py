@@ -82,6 +82,7 @@ class Http2Connection:
         self.is_closed = False
         self.end_reason = ""
         self._final_output = b""
+        self._is_silent = False
         self._resets: list[tuple[int, int]] = []
         self._last_peer_stream = 0
         self._allowance = limits.frame_allowance
@@ -116,6 +117,8 @@ class Http2Connection:
         if self.is_closed:
             output, self._final_output = self._final_output, b""
             return output
+        if self._is_silent:
+            return b""
         try:
             output = self._http2.data_to_send(amount)
             if self._resets and (amount is None or len(output) < amount):
