@@ -149,7 +149,8 @@ def dump_yaml(document: Mapping[str, Any], flow: frozenset[str]) -> str:
 
     Args:
         document: plain values; `Quoted` strings are always quoted.
-        flow: top-level keys whose entries are written in one line each, as ``{name: x}``.
+        flow: top-level keys, plain words, whose entries are written in one line each, as
+            ``{name: x}``.
     """
     parts = []
     for key, value in document.items():
@@ -163,8 +164,10 @@ def dump_yaml(document: Mapping[str, Any], flow: frozenset[str]) -> str:
 
 
 def _dump_line(value: object) -> str:
-    line: str = yaml.dump(value, Dumper=_QuotingDumper, **(_LAYOUT | {"default_flow_style": True}))
-    return line.rstrip("\n")
+    # As the only entry of a list, because YAML ends a document that is a bare word with dots.
+    options = _LAYOUT | {"default_flow_style": True}
+    line: str = yaml.dump([value], Dumper=_QuotingDumper, **options)
+    return line.rstrip("\n")[1:-1]
 
 
 _LAYOUT: dict[str, Any] = {
