@@ -29,8 +29,18 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @contextmanager
-def serve_with_ours(methods: Methods, port: int = 0) -> Iterator[str]:
-    """Serve with `hloserve.server.grpc_transport` on a loop of its own thread; gives host:port."""
+def serve_with_ours(
+    methods: Methods,
+    handlers: Mapping[str, Handler] | None = None,
+    limits: GrpcLimits | None = None,
+) -> Iterator[str]:
+    """Serve with `hloserve.server.grpc_transport` on a loop of its own thread; gives host:port.
+
+    Args:
+        methods: by name.
+        handlers: by name, for tests that look at the call itself.
+        limits: of the server's connections.
+    """
 
     def handler(method: Method) -> Handler:
         def handle(rpc: Rpc) -> None:
@@ -42,13 +52,14 @@ def serve_with_ours(methods: Methods, port: int = 0) -> Iterator[str]:
         return handle
 
     table = {f"/{_SERVICE}/{name}": handler(method) for name, method in methods.items()}
+    table |= {f"/{_SERVICE}/{name}": handle for name, handle in (handlers or {}).items()}
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="test server")
     thread.start()
 
     async def start() -> tuple[GrpcServer, int]:
-        server = GrpcServer(table, GrpcLimits(), SystemClock())
-        return server, (await server.start("127.0.0.1", port))[1]
+        server = GrpcServer(table, limits or GrpcLimits(), SystemClock())
+        return server, (await server.start("127.0.0.1", 0))[1]
 
     async def stop(server: GrpcServer) -> None:
         server.close()
@@ -67,7 +78,7 @@ def serve_with_ours(methods: Methods, port: int = 0) -> Iterator[str]:
 
 
 @contextmanager
-def serve_with_grpcio(methods: Methods, port: int = 0) -> Iterator[str]:
+def serve_with_grpcio(methods: Methods) -> Iterator[str]:
     """Serve with grpcio and a generic handler; gives host:port."""
 
     def handler(method: Method) -> Any:
@@ -80,8 +91,9 @@ def serve_with_grpcio(methods: Methods, port: int = 0) -> Iterator[str]:
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
+    workers = ThreadPoolExecutor(8)
     server = grpc.server(
-        ThreadPoolExecutor(8),
+        workers,
         options=[
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
@@ -89,12 +101,13 @@ def serve_with_grpcio(methods: Methods, port: int = 0) -> Iterator[str]:
     )
     handlers = {name: handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    bound = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{bound}"
     finally:
         server.stop(None).wait(10)
+        workers.shutdown()
 
 
 SERVERS = {"ours": serve_with_ours, "grpcio": serve_with_grpcio}

@@ -7,9 +7,9 @@ own from a pool that grows with the number of calls at once, so threads never wa
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,13 @@ import numpy.typing as npt
 from hloserve.client.address import parse_address
 from hloserve.client.connection import Connection, remaining_s
 from hloserve.client.failures import failure_of
-from hloserve.core.errors import BadRequest, DeadlineExceeded, NotPossibleNow, Unavailable
+from hloserve.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    HloserveError,
+    NotPossibleNow,
+    Unavailable,
+)
 from hloserve.core.requests import (
     NEVER_NS,
     InferRequest,
@@ -32,6 +38,8 @@ from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
 
 __all__ = ["Client"]
+
+T = TypeVar("T")
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024
@@ -98,14 +106,14 @@ class Client:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
         request_id: str = "",
-        parameters: Mapping[str, Parameter] | None = None,
+        parameters: Mapping[str, Parameter | np.generic] | None = None,
     ) -> Tensors:
         """Run a model once.
 
         Args:
             model: served name.
             inputs: by name, in numpy order. What is no array is made one by `numpy.asarray`, so a
-                list of Python floats becomes float64; give arrays of the model's dtype. Any memory
+                list of Python floats becomes float64: give arrays of the model's dtype. Any memory
                 layout and byte order will do.
             outputs: names of those to return, in that order; all by default.
             timeout_s: instead of the client's.
@@ -129,10 +137,11 @@ class Client:
             {name: np.asarray(array) for name, array in inputs.items()},
             id=request_id,
             outputs=() if outputs is None else _names(outputs),
-            parameters={} if parameters is None else dict(parameters),
+            parameters={} if parameters is None else _parameters(parameters),
         )
         body = codec.encode_infer_request(request)
-        return codec.decode_infer_response(self._call("ModelInfer", body, model, timeout_s)).outputs
+        answer = self._call("ModelInfer", body, model, timeout_s)
+        return self._read(codec.decode_infer_response, answer).outputs
 
     def model_metadata(self, model: str) -> ModelMetadata:
         """Inputs and outputs of a model: `.inputs[i].name`, `.datatype`, `.shape`.
@@ -141,35 +150,35 @@ class Client:
             ModelNotFound: nothing of that name is served there.
         """
         body = codec.encode_model_metadata_request(model)
-        return codec.decode_model_metadata(self._call("ModelMetadata", body, model))
+        return self._read(codec.decode_model_metadata, self._call("ModelMetadata", body, model))
 
     def server_metadata(self) -> ServerMetadata:
         """The server's name, version and protocol extensions."""
-        return codec.decode_server_metadata(self._call("ServerMetadata"))
+        return self._read(codec.decode_server_metadata, self._call("ServerMetadata"))
 
     def repository_index(self, *, is_ready_only: bool = False) -> tuple[ModelIndexEntry, ...]:
         """Every model that the server knows, with its state and, when not ready, the reason."""
         body = codec.encode_repository_index_request(is_ready_only)
-        return codec.decode_repository_index(self._call("RepositoryIndex", body))
+        return self._read(codec.decode_repository_index, self._call("RepositoryIndex", body))
 
     def is_server_live(self) -> bool:
         """True when the server answers; False when nobody does."""
         try:
-            return codec.decode_server_live(self._call("ServerLive"))
+            return self._read(codec.decode_server_live, self._call("ServerLive"))
         except Unavailable:
             return False
 
     def is_server_ready(self) -> bool:
         """True when the server is ready to infer; False when it is not, or nobody answers."""
         try:
-            return codec.decode_server_ready(self._call("ServerReady"))
+            return self._read(codec.decode_server_ready, self._call("ServerReady"))
         except Unavailable:
             return False
 
     def is_model_ready(self, model: str) -> bool:
         """True when the model takes requests; False when it does not, or is not served there."""
         body = codec.encode_model_ready_request(model)
-        return codec.decode_model_ready(self._call("ModelReady", body, model))
+        return self._read(codec.decode_model_ready, self._call("ModelReady", body, model))
 
     def close(self) -> None:
         """Close the connections that no call uses; others are closed when their call ends."""
@@ -189,6 +198,13 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _read(self, decode: Callable[[Message], T], answer: Message) -> T:
+        """Decode an answer; one that cannot be read is the server's fault, not the caller's."""
+        try:
+            return decode(answer)
+        except BadRequest as error:
+            raise HloserveError(f"the answer of {self._address} cannot be read: {error}") from error
 
     def _call(
         self, method: str, body: bytes = b"", model: str = "", timeout_s: float | None = None
@@ -236,7 +252,8 @@ class Client:
 
     def _give_back(self, connection: Connection) -> None:
         with self._lock:
-            if not self._is_closed and len(self._idle) < _MAX_IDLE_CONNECTIONS:
+            has_room = not self._is_closed and len(self._idle) < _MAX_IDLE_CONNECTIONS
+            if has_room and not connection.is_closed:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -246,6 +263,20 @@ def _names(outputs: Sequence[str]) -> tuple[str, ...]:
     if isinstance(outputs, str):
         raise BadRequest(f"outputs is the string {outputs!r}; give a list of names")
     return tuple(outputs)
+
+
+def _parameters(given: Mapping[str, Parameter | np.generic]) -> dict[str, Parameter]:
+    """Check what annotations cannot promise; numpy scalars become Python's."""
+    parameters: dict[str, Parameter] = {}
+    for key, value in given.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain, bool | int | float | str):
+            raise BadRequest(
+                f"parameter {key!r} is a {type(plain).__name__}; it must be a bool, an int, a float"
+                " or a str"
+            )
+        parameters[key] = plain
+    return parameters
 
 
 def _check_timeout(name: str, value: float | None) -> None:

@@ -80,6 +80,11 @@ class Connection:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(connected, address, limits)
 
+    @property
+    def is_closed(self) -> bool:
+        """True once it was lost or closed."""
+        return self._http2.is_closed
+
     def is_usable(self) -> bool:
         """Look at what has come while the connection was idle, and say if it takes a call."""
         while self._poll.poll(0):
@@ -161,6 +166,7 @@ class Connection:
         if not self._has_read:
             self._has_read = True
             if bytes(self._buffer[:5]) == b"HTTP/":
+                self.close()
                 raise BadRequest(
                     f"{self._address} answers with HTTP/1; give the gRPC port (8001 by default),"
                     " not the REST port"
