@@ -54,21 +54,22 @@ class RequestReader:
     Attributes:
         ready: the requests that are complete; the caller takes them away.
         phase: what of the next request has arrived.
+        assembly: the body on its way; None between bodies.
         wants_continue: the client waits for 100 Continue before it sends the body.
         has_ended: the last request said that no other follows; feed no more.
     """
 
     __slots__ = (
-        "_assembly",
         "_body",
         "_fed_bytes",
-        "_header_count",
         "_headers",
         "_keep_alive",
         "_limits",
         "_method",
         "_parser",
+        "_repeated_headers",
         "_target",
+        "assembly",
         "has_ended",
         "phase",
         "ready",
@@ -78,11 +79,11 @@ class RequestReader:
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
         self._parser: Any = None
-        self._assembly: BodyAssembly | None = None
+        self.assembly: BodyAssembly | None = None
         self._headers: dict[bytes, bytes] = {}
         self._target, self._method = b"", ""
         self._body: Body = b""
-        self._header_count = self._fed_bytes = 0
+        self._repeated_headers = self._fed_bytes = 0
         self._keep_alive = True
         self.ready: list[HttpRequest] = []
         self.phase: int = Phase.IDLE
@@ -95,8 +96,8 @@ class RequestReader:
             Refused: it is no request, or over a limit. `ready` holds what came before.
             MemoryError: the body does not fit.
         """
-        if self._assembly is not None and self._assembly.length is not None:
-            count = self._assembly.fill(data)
+        if self.assembly is not None and self.assembly.length is not None:
+            count = self.assembly.fill(data)
             self._finish_if_complete()
             return count
         parser = self._parser
@@ -105,7 +106,7 @@ class RequestReader:
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # ignored: the request is served as it is
-            if self._assembly is not None:
+            if self.assembly is not None:
                 self._parser = None
             return int(upgrade.args[0])
         except httptools.HttpParserError as error:
@@ -115,30 +116,21 @@ class RequestReader:
             self._check_progress(len(data))
         return len(data)
 
-    def body_buffer(self) -> memoryview | None:
-        """Where the next bytes of a long body go, or None: use `read`.
-
-        Raises:
-            MemoryError: the body does not fit.
-        """
-        assembly = self._assembly
-        return None if assembly is None or assembly.length is None else assembly.tail()
-
     def body_received(self, count: int) -> None:
-        """Say that `count` bytes were put into `body_buffer`."""
-        assert self._assembly is not None, "body_received without body_buffer"
-        self._assembly.advance(count)
+        """Say that `count` bytes were put into the tail of `assembly`."""
+        assert self.assembly is not None, "body_received without a body"
+        self.assembly.advance(count)
         self._finish_if_complete()
 
     def close(self) -> None:
         """Let go of everything; what is incomplete is lost."""
-        self._parser = self._assembly = None
+        self._parser = self.assembly = None
         self.wants_continue = False
         self.has_ended = True
 
     def _check_progress(self, count: int) -> None:
         """Bound what the parser may gather without telling: heads, trailers, chunk extensions."""
-        assembly = self._assembly
+        assembly = self.assembly
         if assembly is not None and assembly.length is not None:
             self._parser = None  # the rest of the body bypasses it, and the next message is new
             return
@@ -152,7 +144,7 @@ class RequestReader:
         """A request's first byte arrived."""
         self._headers = {}
         self._target = b""
-        self._header_count = self._fed_bytes = 0
+        self._repeated_headers = self._fed_bytes = 0
         self.phase = Phase.HEAD
 
     def on_url(self, piece: bytes) -> None:
@@ -163,19 +155,24 @@ class RequestReader:
             raise Refused(414, f"request target is longer than {limit} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, is complete."""
-        self._header_count += 1
-        if self._header_count > self._limits.max_headers:
+        """A header, or a trailer, is complete. Trailers carry nothing for us."""
+        if self.phase == Phase.HEAD:
+            name = name.lower()
+            headers = self._headers
+            if name in headers:
+                value = self._join_repeated(name, value)
+            headers[name] = value
+
+    def _join_repeated(self, name: bytes, value: bytes) -> bytes:
+        if name in _KNOWN_ONCE:
+            raise Refused(400, f"header {name.decode('latin-1')} is given twice")
+        self._repeated_headers += 1
+        self._check_header_count()
+        return self._headers[name] + b", " + value
+
+    def _check_header_count(self) -> None:
+        if len(self._headers) + self._repeated_headers > self._limits.max_headers:
             raise Refused(431, f"more than {self._limits.max_headers} headers")
-        if self.phase == Phase.BODY:
-            return  # trailers carry nothing for us
-        name = name.lower()
-        headers = self._headers
-        if name in headers:
-            if name in _KNOWN_ONCE:
-                raise Refused(400, f"header {name.decode('latin-1')} is given twice")
-            value = headers[name] + b", " + value
-        headers[name] = value
 
     def on_headers_complete(self) -> None:
         """The head is complete: decide about keep-alive, expectation and the body."""
@@ -191,17 +188,18 @@ class RequestReader:
             if length > self._limits.max_body_bytes:
                 raise self._body_too_large(f" of {length} bytes")
             if length:
-                self._assembly = BodyAssembly(length)
+                self.assembly = BodyAssembly(length)
         elif b"transfer-encoding" in headers:
             self._check_coding(version, headers[b"transfer-encoding"])
-            self._assembly = BodyAssembly(None)
+            self.assembly = BodyAssembly(None)
         if b"expect" in headers and version == "1.1":
             if headers[b"expect"].strip().lower() != b"100-continue":
                 raise Refused(417, "the only expectation served here is 100-continue")
-            self.wants_continue = self._assembly is not None
+            self.wants_continue = self.assembly is not None
 
     def _check_head(self, version: str) -> None:
         limits, headers = self._limits, self._headers
+        self._check_header_count()
         if self._fed_bytes or limits.max_header_bytes < SLICE_BYTES:
             size = sum(map(len, headers)) + sum(map(len, headers.values()))
             if size > limits.max_header_bytes:
@@ -226,7 +224,7 @@ class RequestReader:
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body arrived."""
-        assembly = self._assembly
+        assembly = self.assembly
         assert assembly is not None, "a body without framing"
         self.wants_continue = False
         self._fed_bytes = 0
@@ -240,7 +238,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         """The parser saw a whole message; an upgrade request's body is still to come."""
-        assembly = self._assembly
+        assembly = self.assembly
         if assembly is not None and not self._body:
             if assembly.length is not None and not assembly.is_complete:
                 return  # llhttp skips the body of an upgrade; `read` goes on to fill it
@@ -248,7 +246,7 @@ class RequestReader:
         self._emit()
 
     def _finish_if_complete(self) -> None:
-        assembly = self._assembly
+        assembly = self.assembly
         self.wants_continue = False
         if assembly is not None and assembly.is_complete:
             self._body = assembly.finish()
@@ -258,7 +256,7 @@ class RequestReader:
         self.ready.append(
             HttpRequest(self._method, self._target, self._headers, self._body, self._keep_alive)
         )
-        self._assembly = None
+        self.assembly = None
         self._body = b""
         self.phase = Phase.IDLE
         self.wants_continue = False

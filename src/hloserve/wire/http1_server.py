@@ -8,7 +8,8 @@ Rules.
 1. Requests are answered strictly in the order they came; `respond` may be called in any order.
 2. Whatever is refused gets one error response in its turn, and ends the connection. Nothing that
    follows on it is read.
-3. While `max_pipelined` requests wait for their answers, no further one is parsed.
+3. At most `max_pipelined` requests are handed out unanswered. Beyond them, what one slice of input
+   made is kept as requests, the rest as bytes.
 """
 
 from collections import deque
@@ -61,6 +62,7 @@ class HttpServerConnection:
         "_pending",
         "_reader",
         "_redirect",
+        "_refusal",
         "is_draining",
         "is_refused",
         "should_close",
@@ -75,6 +77,7 @@ class HttpServerConnection:
         self._backlog = b""
         self._opening: bytes | None = b""
         self._redirect: Http2Redirect | None = None
+        self._refusal: Refused | None = None
         self._is_open = True
         self.should_close = False
         self.is_draining = False
@@ -97,8 +100,8 @@ class HttpServerConnection:
 
     @property
     def has_backlog(self) -> bool:
-        """True while received bytes wait unparsed: call `receive(b"")` once not full."""
-        return bool(self._backlog)
+        """True while input waits for room: call `receive(b"")` once not full."""
+        return bool(self._backlog or self._reader.ready)
 
     def receive(self, data: bytes | memoryview) -> Sequence[HttpRequest]:
         """Take bytes from the peer; return the requests that they complete.
@@ -110,37 +113,42 @@ class HttpServerConnection:
         if self._backlog:
             data = self._backlog + bytes(data)
             self._backlog = b""
-        requests: list[HttpRequest] = []
-        reader = self._reader
+        requests = self._take_ready() if self._reader.ready else []
         position, end = 0, len(data)
-        while position < end and self._is_open:
-            if self.is_full:
+        while position < end and self._is_open and self._refusal is None:
+            if len(self._pending) >= self._limits.max_pipelined:
                 self._backlog = bytes(data[position:])
                 break
             is_whole = not position and end <= SLICE_BYTES
-            piece = data if is_whole else data[position : position + SLICE_BYTES]
-            try:
-                position += reader.read(piece)
-            except Refused as refusal:
-                requests += self._take_ready()
-                self._refuse_for(refusal)
-                break
-            except MemoryError:
-                self._refuse_for_memory()
-                break
+            position += self._read(data if is_whole else data[position : position + SLICE_BYTES])
             requests += self._take_ready()
-        if reader.wants_continue:
+        if self._refusal is not None and not self._reader.ready:
+            self.refuse(self._refusal.status, self._refusal.message)
+        elif self._reader.wants_continue:
             self._send_continue()
         return requests
 
+    def _read(self, piece: bytes | memoryview) -> int:
+        try:
+            return self._reader.read(piece)
+        except Refused as refusal:
+            self._refusal = refusal
+            if self._opening is not None and self._opening.startswith(_TLS_START):
+                text = "this port speaks plain HTTP, the client began with TLS"
+                self._refusal = Refused(400, text)
+        except MemoryError:
+            self._refusal = _out_of_memory()
+        return len(piece)
+
     def body_buffer(self) -> memoryview | None:
         """Where to read the next bytes of a long body into, or None: use `receive`."""
-        if not self._is_open or self._backlog:
+        assembly = self._reader.assembly
+        if assembly is None or assembly.length is None or self._backlog or not self._is_open:
             return None
         try:
-            return self._reader.body_buffer()
+            return assembly.tail()
         except MemoryError:
-            self._refuse_for_memory()
+            self.refuse(503, _out_of_memory().message)
             return None
 
     def body_received(self, count: int) -> Sequence[HttpRequest]:
@@ -158,8 +166,7 @@ class HttpServerConnection:
     ) -> None:
         """Answer a request. Its bytes enter the output when it is its turn."""
         assert request.reply is None, "a request was answered twice"
-        pending = self._pending
-        if self.is_draining and pending and pending[-1] is request:
+        if self.is_draining and self._is_last(request):
             request.keep_alive = self._is_open = False
         close = not request.keep_alive
         head = format_response_head(
@@ -195,9 +202,14 @@ class HttpServerConnection:
         return out
 
     def _take_ready(self) -> list[HttpRequest]:
+        """Hand out the requests that there is room for."""
         reader = self._reader
         ready, reader.ready = reader.ready, []
         if ready:
+            room = self._limits.max_pipelined - len(self._pending)
+            if len(ready) > room:
+                reader.ready = ready[room:]
+                del ready[room:]
             self._pending += ready
             self._opening = None
             if reader.has_ended:
@@ -223,19 +235,15 @@ class HttpServerConnection:
             self.should_close = redirect.is_done
         return True
 
-    def _refuse_for(self, refusal: Refused) -> None:
-        if self._opening is not None and self._opening.startswith(_TLS_START):
-            self.refuse(400, "this port speaks plain HTTP, the client began with TLS")
-        else:
-            self.refuse(refusal.status, refusal.message)
-
-    def _refuse_for_memory(self) -> None:
-        self.refuse(503, "not enough memory for the request body; try again later")
-
     def _stop_reading(self) -> None:
         self._is_open = False
         self._reader.close()
         self._backlog = b""
+        self._refusal = None
+
+    def _is_last(self, request: HttpRequest) -> bool:
+        pending = self._pending
+        return bool(pending) and pending[-1] is request and not self._reader.ready
 
     def _release(self) -> None:
         """Move the answers whose turn it is into the output."""
@@ -257,3 +265,7 @@ class HttpServerConnection:
         if not self._pending:
             self._out.append(_CONTINUE)
             self._reader.wants_continue = False
+
+
+def _out_of_memory() -> Refused:
+    return Refused(503, "not enough memory for the request body; try again later")

@@ -97,6 +97,7 @@ _decoder = msgspec.json.Decoder(_Request)
 _flat_decoder = msgspec.json.Decoder(_FlatRequest)
 """The common case: its success proves that no bool is among the numbers, at no cost."""
 
+_DATATYPES = {dtype.numpy: dtype.kserve for dtype in DTYPES if dtype.kserve is not None}
 _encoder = msgspec.json.Encoder()
 
 
@@ -392,9 +393,10 @@ def _describe_output(
     binary: list[bytes | memoryview],
     non_finite: NonFinite,
 ) -> Mapping[str, Any]:
+    datatype = _DATATYPES.get(array.dtype)
     described: dict[str, Any] = {
         "name": name,
-        "datatype": by_numpy(array.dtype).kserve,
+        "datatype": by_numpy(array.dtype).kserve if datatype is None else datatype,
         "shape": array.shape,
     }
     if forms.is_binary.get(name, forms.default_is_binary):
