@@ -68,7 +68,7 @@ class Client:
         >>> import numpy as np
         >>> from hloserve import Client
         >>> with Client("localhost:8001") as client:  # doctest: +SKIP
-        ...     outputs = client.infer("digits", {"image": np.zeros((1, 8, 8, 1), np.float32)})
+        ...     outputs = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)})
     """
 
     def __init__(
