@@ -71,11 +71,23 @@ class TensorSpec:
     axes: tuple[Axis, ...]
     shape: tuple[int | None, ...] = field(init=False)
     batch_axis: int | None = field(init=False)
+    _fixed: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        fixed = [(i, axis.extent) for i, axis in enumerate(self.axes) if axis.extent is not None]
+        object.__setattr__(self, "_fixed", tuple(fixed))
         object.__setattr__(self, "shape", tuple(axis.extent for axis in self.axes))
         batch = [i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.BATCH]
         object.__setattr__(self, "batch_axis", batch[0] if batch else None)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """True when a concrete shape has the rank and the fixed extents of the spec."""
+        if len(shape) != len(self.shape):
+            return False
+        for axis, extent in self._fixed:  # noqa: SIM110  # a generator would double the time
+            if shape[axis] != extent:
+                return False
+        return True
 
     @property
     def wire_shape(self) -> tuple[int, ...]:

@@ -116,6 +116,13 @@ class DeviceModel:
             )
         return key
 
+    def has_no_rows(self, arrays: Sequence[Array]) -> bool:
+        """True when the inputs can carry rows, and every one of them carries none."""
+        axes = self._batch_axes
+        if not axes or arrays[axes[0][0]].shape[axes[0][1]]:
+            return False
+        return not any(arrays[place].shape[axis] for place, axis in axes)
+
     def rows_of(self, arrays: Sequence[Array]) -> int:
         """Rows that the inputs of one request carry; 1 for a model without a batch axis.
 

@@ -35,6 +35,10 @@ class Model:
         metadata: V2 metadata, made once.
         arena: host memory of the weights; on CPU the device's buffers lie in it.
         warnings: what was ignored at load, one sentence each.
+        input_names: of the executable inputs, in program order.
+        output_names: of the executable outputs, in program order.
+        has_preprocess: a hook makes the executable inputs.
+        has_postprocess: a hook makes the client-facing outputs.
     """
 
     name: str
@@ -47,6 +51,21 @@ class Model:
     metadata: ModelMetadata
     arena: HostArena = field(repr=False)
     warnings: tuple[str, ...] = ()
+    input_names: tuple[str, ...] = field(init=False)
+    output_names: tuple[str, ...] = field(init=False)
+    has_preprocess: bool = field(init=False)
+    has_postprocess: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        hooks = self.hooks
+        derived = {
+            "input_names": tuple(spec.name for spec in self.device.inputs),
+            "output_names": tuple(spec.name for spec in self.device.outputs),
+            "has_preprocess": hooks is not None and hooks.preprocess is not None,
+            "has_postprocess": hooks is not None and hooks.postprocess is not None,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def preprocess(self, inputs: Tensors) -> list[Array]:
         """Make executable inputs of client inputs; the hook gets writable copies.

@@ -9,7 +9,7 @@ transports) and the device (`engine`). Everything runs on the loop thread; the p
 on the dispatch thread, hooks on hook threads, and the coroutine waits for them on tickets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,17 +19,15 @@ from hloserve.core.errors import (
     DeadlineExceeded,
     HloserveError,
     ModelNotFound,
-    ShuttingDown,
     TooManyInFlight,
 )
 from hloserve.core.requests import InferRequest, InferResponse
-from hloserve.core.tensors import Array, Tensors
+from hloserve.core.tensors import Array
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.queued_request import build_requests
 from hloserve.engine.scheduler import Scheduler
 from hloserve.models.hook_threads import HookThreads
-from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.server.in_flight import InFlight, Reply
 from hloserve.server.metrics import UNKNOWN_MODEL, RequestMetrics
@@ -79,8 +77,6 @@ class InferenceService:
         self._clock = clock
         self.max_in_flight = max_in_flight
         self.in_flight = 0
-        self._is_draining = False
-        self._on_idle: Callable[[], None] | None = None
 
     def start(self, request: InferRequest, reply: Reply) -> InFlight:
         """Begin to serve a request; `reply` is called once, now or later, unless it is cancelled.
@@ -89,9 +85,7 @@ class InferenceService:
         """
         in_flight = InFlight(request, reply, self._finished, self._clock)
         self.in_flight += 1
-        if self._is_draining:
-            in_flight.finish(None, ShuttingDown())
-        elif self.max_in_flight and self.in_flight > self.max_in_flight:
+        if self.max_in_flight and self.in_flight > self.max_in_flight:
             self._metrics.shed += 1
             in_flight.finish(None, TooManyInFlight(self.max_in_flight))
         elif request.deadline_ns <= in_flight.started_ns:
@@ -99,12 +93,6 @@ class InferenceService:
         else:
             in_flight.begin(self.infer(request))
         return in_flight
-
-    def drain(self, on_idle: Callable[[], None]) -> None:
-        """Refuse new requests, and call `on_idle` once none is in flight."""
-        self._is_draining = True
-        self._on_idle = on_idle
-        self._check_idle()
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Serve one request.
@@ -120,32 +108,27 @@ class InferenceService:
         """
         model = self._registry.get(request.model)
         check_version(request.model, request.version)
-        check_output_names(model.outputs, request.outputs)
+        if request.outputs:
+            check_output_names(model.outputs, request.outputs)
         check_inputs(model.inputs, request.inputs)
-        prepared = await self._prepare(model, request.inputs)
+        if model.has_preprocess:
+            prepared = await self._hook_threads.run(model.preprocess, request.inputs)
+        else:
+            prepared = [request.inputs[name] for name in model.input_names]
         raw = await self._execute(model.device, prepared, request.deadline_ns)
-        outputs = await self._finish(model, raw)
+        if model.has_postprocess:
+            outputs = await self._hook_threads.run(model.postprocess, raw)
+        else:
+            outputs = dict(zip(model.output_names, raw, strict=True))
         return InferResponse(
             request.model, select_outputs(outputs, request.outputs), request.id, request.version
         )
-
-    async def _prepare(self, model: Model, inputs: Tensors) -> list[Array]:
-        """Make the executable inputs, in their order: by the hook, or as they came."""
-        if model.hooks is not None and model.hooks.preprocess is not None:
-            return await self._hook_threads.run(model.preprocess, inputs)
-        return [inputs[spec.name] for spec in model.device.inputs]
-
-    async def _finish(self, model: Model, raw: list[Array]) -> Tensors:
-        """Make the client-facing outputs of one request."""
-        if model.hooks is not None and model.hooks.postprocess is not None:
-            return await self._hook_threads.run(model.postprocess, raw)
-        return {spec.name: array for spec, array in zip(model.device.outputs, raw, strict=True)}
 
     async def _execute(
         self, device: DeviceModel, inputs: list[Array], deadline_ns: int
     ) -> list[Array]:
         """Run the program on all rows of one request, however many dispatches that takes."""
-        if has_no_rows(device, inputs):
+        if device.has_no_rows(inputs):
             return empty_outputs(device, inputs)
         parts = build_requests(device, inputs, deadline_ns)
         self._scheduler.submit(parts)
@@ -165,23 +148,6 @@ class InferenceService:
         model = in_flight.model if self._registry.knows(in_flight.model) else UNKNOWN_MODEL
         self._metrics.observe(model, status, self._clock.now_ns() - in_flight.started_ns)
         self.in_flight -= 1
-        if self._on_idle is not None:
-            self._check_idle()
-
-    def _check_idle(self) -> None:
-        if self.in_flight == 0 and self._on_idle is not None:
-            on_idle, self._on_idle = self._on_idle, None
-            on_idle()
-
-
-def has_no_rows(device: DeviceModel, inputs: Sequence[Array]) -> bool:
-    """True when every input that carries rows carries none."""
-    extents = [
-        array.shape[spec.batch_axis]
-        for spec, array in zip(device.inputs, inputs, strict=True)
-        if spec.batch_axis is not None
-    ]
-    return bool(extents) and not any(extents)
 
 
 def empty_outputs(device: DeviceModel, inputs: Sequence[Array]) -> list[Array]:

@@ -36,6 +36,15 @@ class Addresses:
         """The ports by name, as the ports file has them."""
         return {"http": self.http[1], "grpc": self.grpc[1], "admin": self.admin[1]}
 
+    def describe(self) -> str:
+        """Three lines for people."""
+        http, grpc, admin = (_join(*each) for each in (self.http, self.grpc, self.admin))
+        return f"  REST   http://{http}\n  gRPC   {grpc}\n  admin  http://{admin}\n"
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 class Listeners:
     """Owns the servers of the three ports.

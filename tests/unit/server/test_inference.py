@@ -22,7 +22,6 @@ from hloserve.core.errors import (
     ModelNotFound,
     ModelNotReady,
     QueueFull,
-    ShuttingDown,
     TensorMismatch,
     TooManyInFlight,
     UnknownTensor,
@@ -313,26 +312,6 @@ def test_caps_on_queue_and_concurrency_are_named(tmp_path: Path) -> None:
         assert served.service.in_flight == 0
 
     serve(tmp_path, scenario, max_in_flight=4, max_queue_depth=2)
-
-
-def test_draining_service_refuses_and_tells_when_it_is_idle(tmp_path: Path) -> None:
-    """What is in flight ends; what comes is refused as retryable."""
-    write_scale(tmp_path)
-
-    async def scenario(served: Served) -> None:
-        served.hold()
-        last = asyncio.ensure_future(served.infer("scale", {"x": rows(1)}))
-        await asyncio.sleep(0)
-        idle = asyncio.Event()
-        served.service.drain(idle.set)
-        with pytest.raises(ShuttingDown):
-            await served.infer("scale", {"x": rows(1)})
-        assert not idle.is_set()
-        served.backend.gate.open()
-        await last
-        assert idle.is_set()
-
-    serve(tmp_path, scenario)
 
 
 HOOK = """
