@@ -185,14 +185,19 @@ def _write_in_place(target: Path, files: Mapping[str, Chunks], overwrite: bool) 
             if is_taken:
                 replace_directory(temporary, target)
             else:
-                place_new(temporary, target)
+                _place_new(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    except FileExistsError as error:  # it appeared while we wrote
-        raise BundleProblem(target, _EXISTS) from error
     except OSError as error:
         raise BundleProblem(target, f"cannot be written: {error.strerror or error}") from error
+
+
+def _place_new(temporary: Path, target: Path) -> None:
+    try:
+        place_new(temporary, target)
+    except FileExistsError as error:  # it appeared while we wrote
+        raise BundleProblem(target, _EXISTS) from error
 
 
 def _make_temporary(target: Path) -> Path:

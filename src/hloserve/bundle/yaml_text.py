@@ -18,7 +18,15 @@ from typing import Any, NoReturn, cast
 import yaml
 from typing_extensions import override
 
-__all__ = ["MAX_DEPTH", "MAX_VALUES", "Quoted", "YamlFault", "dump_yaml", "load_yaml"]
+__all__ = [
+    "FASTEST_PARSER",
+    "MAX_DEPTH",
+    "MAX_VALUES",
+    "Quoted",
+    "YamlFault",
+    "dump_yaml",
+    "load_yaml",
+]
 
 MAX_DEPTH = 50
 MAX_VALUES = 50_000
@@ -30,7 +38,7 @@ _RESERVED = frozenset(
 )  # in some version of YAML
 
 # Ten times as fast where libyaml was there when PyYAML was built; both give the same events.
-_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FASTEST_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlFault(Exception):
@@ -43,14 +51,18 @@ class Quoted(str):
     __slots__ = ()
 
 
-def load_yaml(text: str) -> object:
+def load_yaml(text: str, parser: Any = FASTEST_PARSER) -> object:
     """Parse one document into plain values.
+
+    Args:
+        text: the document.
+        parser: one of the library's loader classes; only its events are used.
 
     Raises:
         YamlFault: the text breaks YAML or one of this module's rules.
     """
     try:
-        with closing(cast("Any", yaml.parse(text, Loader=_Parser))) as events:
+        with closing(cast("Any", yaml.parse(text, Loader=parser))) as events:
             return _Reader(events).read_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -112,6 +112,13 @@ def test_other_versions_are_refused(version: str) -> None:
     assert 'format_version must be one of "2.1", "2.0", "2"' in finding
 
 
+def test_missing_version_is_refused() -> None:
+    """The version is the one key that every manifest has."""
+    (finding,) = findings_of(model().replace('format_version: "2.1"', ""))
+
+    assert "format_version is missing" in finding
+
+
 @pytest.mark.parametrize(
     ("shape", "axis"), [("whcn", 1), ("cn", 1), ("nc", 2), ("chwb", 1), ("wnh", 2), ("n", 1)]
 )

@@ -102,6 +102,13 @@ def test_failure_between_two_renames_is_undone(finished: Path) -> None:
     assert ["old"] == os.listdir(target)
 
 
+def test_rule_that_is_not_known_is_no_error(tmp_path: Path) -> None:
+    """The kernel says the same of a rule it does not know as of a directory put into itself."""
+    (tmp_path / "a").mkdir()
+
+    assert not rename_by_kernel(tmp_path / "a", tmp_path / "a" / "b", RenameRule.MUST_BE_FREE)
+
+
 def test_kernel_says_why_it_refuses(tmp_path: Path) -> None:
     """Another reason than the rule is an error with its names."""
     with pytest.raises(FileNotFoundError) as caught:

@@ -19,6 +19,7 @@ from typing_extensions import override
 from hloserve.bundle import IOSpec, load_manifest, read_bundle_weights, write_bundle
 from hloserve.bundle.layout import discover_bundles, find_programs
 from hloserve.bundle.weights import WeightsFile
+from hloserve.bundle.weights_writing import plan_weights
 from hloserve.core.dtypes import DTYPES, DType
 from hloserve.core.errors import BundleProblem, ManifestProblem
 
@@ -449,6 +450,47 @@ def test_interrupted_writer_cleans_up(tmp_path: Path) -> None:
         write(tmp_path / "m", files=Interrupting(a=1))
 
     assert [] == os.listdir(tmp_path)
+
+
+def test_one_of_many_writers_of_a_name_wins(tmp_path: Path) -> None:
+    """Also when all of them saw the name free, the others are told."""
+    start = threading.Barrier(4)
+    outcomes: list[str] = []
+
+    def write_after_the_others_are_there() -> None:
+        start.wait()
+        try:
+            write(tmp_path / "m")
+            outcomes.append("written")
+        except BundleProblem as problem:
+            outcomes.append(problem.findings[0])
+
+    writers = [threading.Thread(target=write_after_the_others_are_there) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+
+    refused = "exists already; pass overwrite=True to replace it in one step"
+    assert [*[refused] * 3, "written"] == sorted(outcomes)
+    assert ["m"] == os.listdir(tmp_path)
+
+
+def test_file_in_place_of_the_repository_is_named(tmp_path: Path) -> None:
+    """That is not the bundle that exists already."""
+    (tmp_path / "repository").write_text("")
+
+    with pytest.raises(BundleProblem, match="cannot be written: "):
+        write(tmp_path / "repository" / "m")
+
+
+def test_header_is_not_longer_than_readers_allow() -> None:
+    """A name counts twice, in the argument order and as the tensor's own."""
+    findings: list[str] = []
+
+    plan_weights({"x" * 50_000_000: W}, "xla", findings)
+
+    assert ["the names of the weights take more than 100000000 bytes"] == findings
 
 
 def test_bundle_has_the_mode_of_any_new_directory(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from hloserve.bundle.yaml_text import MAX_DEPTH, MAX_VALUES, Quoted, YamlFault, 
 )
 def test_plain_values_are_read(text: str, value: object) -> None:
     """Mappings, lists, strings, numbers, booleans and null; nothing else exists."""
-    assert value == load_yaml(text)
+    assert value == load_yaml(text) == load_yaml(text, yaml.SafeLoader)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_plain_values_are_read(text: str, value: object) -> None:
 )
 def test_fault_of_the_text_says_where_and_why(text: str, words: list[str]) -> None:
     """Whatever the library raises, one error of ours comes out."""
+    with pytest.raises(YamlFault):  # its own words, but no other error
+        load_yaml(text, yaml.SafeLoader)
     with pytest.raises(YamlFault) as caught:
         load_yaml(text)
 
