@@ -255,13 +255,13 @@ class _Connection(asyncio.BufferedProtocol):
     # -- requests and answers ----------------------------------------------------------------
 
     def _handle(self, requests: Sequence[HttpRequest]) -> None:
-        server = self._server
+        handler, max_body_bytes = self._server._handler, self._server._limits.max_body_bytes
         self._is_unsent = True  # what is answered at once leaves with the `advance` that follows
         for request in requests:
-            exchange = Exchange(request, self, server._limits.max_body_bytes)
+            exchange = Exchange(request, self, max_body_bytes)
             request.context = exchange
             try:
-                server._handler(exchange)
+                handler(exchange)
             except Exception as error:  # noqa: BLE001  # the edge of a request: logged and answered
                 exchange.fail(error)
 
@@ -307,18 +307,17 @@ class _Connection(asyncio.BufferedProtocol):
             self._close(linger=False)
 
     def _set_reading(self) -> None:
-        transport, http = self._transport, self._http
+        is_wanted = self._is_closing or not (self._is_write_paused or self._http.is_blocked)
+        if is_wanted == self._is_reading:
+            return
+        transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_wanted = self._is_closing or not (
-            self._is_write_paused or http.is_full or http.has_backlog
-        )
-        if is_wanted != self._is_reading:
-            self._is_reading = is_wanted
-            if is_wanted:
-                transport.resume_reading()
-            else:
-                transport.pause_reading()
+        self._is_reading = is_wanted
+        if is_wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
 
     # -- the end -----------------------------------------------------------------------------
 

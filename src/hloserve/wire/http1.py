@@ -177,10 +177,12 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         """The head is complete: decide about keep-alive, expectation and the body."""
         headers, parser = self._headers, self._parser
-        version = parser.get_http_version()
+        keep_alive = self._keep_alive = parser.should_keep_alive()
+        # llhttp keeps only HTTP/1.1 alive unasked; making a string of its version takes longer
+        is_plain = keep_alive and b"connection" not in headers
+        version = "1.1" if is_plain else parser.get_http_version()
         self._check_head(version)
         self._fed_bytes = 0
-        self._keep_alive = parser.should_keep_alive()
         self.phase = Phase.BODY
         announced = headers.get(b"content-length")
         if announced is not None:
@@ -199,7 +201,8 @@ class RequestReader:
 
     def _check_head(self, version: str) -> None:
         limits, headers = self._limits, self._headers
-        self._check_header_count()
+        if len(headers) > limits.max_headers:
+            self._check_header_count()
         if self._fed_bytes or limits.max_header_bytes < SLICE_BYTES:
             size = sum(map(len, headers)) + sum(map(len, headers.values()))
             if size > limits.max_header_bytes:

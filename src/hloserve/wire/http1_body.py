@@ -12,6 +12,9 @@ __all__ = ["BodyAssembly"]
 _PROOF_BYTES = 2**20
 """What must have arrived before a longer body gets its whole buffer."""
 
+_NOTHING = bytearray()
+_EMPTY = memoryview(b"")
+
 
 class BodyAssembly:
     """The body of one message on its way.
@@ -24,8 +27,8 @@ class BodyAssembly:
 
     def __init__(self, length: int | None) -> None:
         self.length = length
-        self._chunks = bytearray()
-        self._buffer = memoryview(b"")
+        self._chunks = bytearray() if length is None else _NOTHING
+        self._buffer = _EMPTY
         self._filled = 0
 
     @property

@@ -103,6 +103,15 @@ class HttpServerConnection:
         """True while input waits for room: call `receive(b"")` once not full."""
         return bool(self._backlog or self._reader.ready)
 
+    @property
+    def is_blocked(self) -> bool:
+        """True while input waits for room, or would have to: read nothing more."""
+        return (
+            len(self._pending) >= self._limits.max_pipelined
+            or bool(self._backlog)
+            or bool(self._reader.ready)
+        )
+
     def receive(self, data: bytes | memoryview) -> Sequence[HttpRequest]:
         """Take bytes from the peer; return the requests that they complete.
 
