@@ -29,8 +29,8 @@ __all__ = [
 MAX_MESSAGE_BYTES = 2**31 - 1
 """Every protobuf implementation ends here, so a longer message reaches nobody."""
 
-MAX_RECORDS = 65536
-"""More than any real message has; parsing this many takes some 20 ms."""
+MAX_RECORDS = 16384
+"""More than any real message has; reading as many tensors takes some 50 ms of the event loop."""
 
 Records: TypeAlias = list[ByteString]
 """What one field holds, in the order of the message."""
@@ -162,4 +162,7 @@ def varint(value: int) -> bytes:
 
 def length_delimited(number: int, data: bytes) -> bytes:
     """Encode one small field with its tag and length; large data is better joined once."""
-    return varint(number << 3 | _LENGTH_DELIMITED) + varint(len(data)) + data
+    size = len(data)
+    if size < 0x80 and number < 16:
+        return bytes((number << 3 | _LENGTH_DELIMITED, size)) + data
+    return varint(number << 3 | _LENGTH_DELIMITED) + varint(size) + data
