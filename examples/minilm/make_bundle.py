@@ -48,6 +48,9 @@ def write_minilm(
         hloserve.IOSpec(name, "i32", (1, -1), batch_axis=0, letters="s")
         for name in ("input_ids", "attention_mask")
     ]
+    programs: dict[tuple[int, ...], dict[int, bytes]] = {
+        (length, length): {size: program(size, length) for size in sizes} for length in lengths
+    }
     hloserve.write_bundle(
         bundle,
         bundle.name,
@@ -58,9 +61,7 @@ def write_minilm(
             hloserve.IOSpec("embedding", "f32", (1, WIDTH), batch_axis=0, letters="e")
         ],
         input_shapes=[(length, length) for length in lengths],
-        modules={
-            (length, length): {size: program(size, length) for size in sizes} for length in lengths
-        },
+        modules=programs,
         weights=list(weights.items()),
         provenance={
             "source_framework": "jax",

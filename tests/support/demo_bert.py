@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import erf
+from scipy.special import erf  # type: ignore[import-untyped]  # it has no types
 
 __all__ = ["embed_sentences"]
 

@@ -51,7 +51,8 @@ def main() -> None:
         for key in flat.files:
             index, name = key.split("/", 1)
             requests.setdefault(int(index), {})[name] = flat[key]
-    answers = asyncio.run(_ask(*sys.argv[1:], list(requests.values())))
+    scheme, address, model = sys.argv[1:]
+    answers = asyncio.run(_ask(scheme, address, model, list(requests.values())))
     np.savez(
         sys.stdout.buffer,
         **{
