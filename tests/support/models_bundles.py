@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -67,7 +68,7 @@ def write_affine(
     *,
     sizes: tuple[int, ...] = (1, 4),
     hook: str | None = None,
-    **more: object,
+    **more: Any,
 ) -> Path:
     """Write the affine bundle with one program per size."""
     files: Mapping[str, str] = {} if hook is None else {"model.py": hook}
@@ -79,7 +80,7 @@ def write_affine(
         {size: affine_text(size) for size in sizes},
         WEIGHTS,
         files=files,
-        **more,  # type: ignore[arg-type]  # whatever write_bundle takes
+        **more,  # whatever write_bundle takes
     )
 
 
@@ -127,7 +128,7 @@ def fake_text(function: str, inputs: list[str], outputs: list[str]) -> str:
     return json.dumps({"function": function, "inputs": types[0], "outputs": types[1]})
 
 
-def write_fake(root: Path, name: str = "m", **more: object) -> Path:
+def write_fake(root: Path, name: str = "m", **more: Any) -> Path:
     """Write a bundle that scales rows of four by a weight, for the NumPy backend."""
     modules = {
         size: fake_text("scale", [f"{size}x4xf32", "4xf32"], [f"{size}x4xf32"]) for size in (1, 4)
@@ -139,5 +140,5 @@ def write_fake(root: Path, name: str = "m", **more: object) -> Path:
         [IOSpec("y", "f32", (1, 4), batch_axis=0)],
         modules,
         {"w": np.array([1, 2, 3, 4], np.float32)},
-        **more,  # type: ignore[arg-type]  # whatever write_bundle takes
+        **more,  # whatever write_bundle takes
     )

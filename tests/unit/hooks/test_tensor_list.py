@@ -28,12 +28,12 @@ def test_it_reads_as_a_mapping(tensors: TensorList) -> None:
     """Names, too: `dict()`, `**` and the usual methods work."""
     assert tensors["y"] is Y
     assert dict(tensors) == {"x": X, "y": Y}
-    assert {**tensors} == {"x": X, "y": Y}
+    assert {**tensors} == {"x": X, "y": Y}  # type: ignore[misc]  # a list that reads as a mapping
     assert list(tensors.keys()) == ["x", "y"]
     assert next(iter(tensors.items())) == ("x", X)
     assert tensors.values()[1] is Y
-    assert "x" in tensors
-    assert "z" not in tensors
+    assert "x" in tensors  # type: ignore[comparison-overlap]  # likewise
+    assert "z" not in tensors  # type: ignore[comparison-overlap]  # likewise
     assert tensors.get("z") is None
     assert tensors.get("z", X) is X
 

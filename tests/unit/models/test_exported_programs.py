@@ -48,7 +48,7 @@ def _classify(image: jax.Array, kernel: jax.Array, head: jax.Array) -> tuple[jax
 def _export(batch: object, platforms: tuple[str, ...] = ("cpu",)) -> bytes:
     shape = jax.ShapeDtypeStruct
     exported = export.export(jax.jit(_classify, keep_unused=True), platforms=platforms)(
-        shape((batch, 8, 8, 1), np.float32),  # type: ignore[arg-type]  # may be symbolic
+        shape((batch, 8, 8, 1), np.float32),  # may be symbolic
         shape(KERNEL.shape, np.float32),
         shape(HEAD.shape, np.float32),
     )

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,8 +137,8 @@ def test_model_without_hooks_passes_arrays_through(tmp_path: Path, backend: Fake
 @pytest.mark.parametrize("side", ["client_inputs", "client_outputs"])
 def test_client_specs_need_their_hook(tmp_path: Path, backend: FakeBackend, side: str) -> None:
     """Specs that differ from the program's, with nothing in between, can never work."""
-    other = [IOSpec("other", "u8", (1, 4), batch_axis=0)]
-    bundle = write_fake(tmp_path, files={"model.py": HOOK + "register_model()\n"}, **{side: other})
+    other: dict[str, Any] = {side: [IOSpec("other", "u8", (1, 4), batch_axis=0)]}
+    bundle = write_fake(tmp_path, files={"model.py": HOOK + "register_model()\n"}, **other)
     role = {"client_inputs": "preprocess", "client_outputs": "postprocess"}[side]
     with pytest.raises(HookProblem, match=f"{side} differ .* model.py registers no {role}"):
         load_model(bundle, backend)
