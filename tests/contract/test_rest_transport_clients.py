@@ -13,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from hloserve.core.errors import HloserveError
 from hloserve.core.requests import NEVER_NS, InferResponse, ServerMetadata
+from hloserve.core.tensors import Array
 from hloserve.server.rest_transport import Exchange, HttpServer
 from hloserve.wire import v2_json as codec
 
@@ -79,7 +80,7 @@ def test_tritonclient_gets_its_tensors_back(compression: str | None) -> None:
         client = triton.InferenceServerClient(url)
         assert client.get_server_metadata()["name"] == "identity"
         for datatype, dtype in DTYPES:
-            array = (np.arange(6).reshape(2, 3) % 2).astype(dtype)
+            array: Array = (np.arange(6).reshape(2, 3) % 2).astype(dtype)
             for binary_in in (True, False):
                 if datatype == "FP16" and not binary_in:
                     continue  # the client itself refuses FP16 in JSON

@@ -123,7 +123,9 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-def tensor(datatype: str, shape: object, data: object, name: str = "x", **more: object) -> object:
+def tensor(
+    datatype: str, shape: object, data: object, name: str = "x", **more: object
+) -> dict[str, Any]:
     """A V2 JSON request of one input."""
     return {"inputs": [{"name": name, "shape": shape, "datatype": datatype, "data": data, **more}]}
 

@@ -1,9 +1,11 @@
 """The server's side of an HTTP/1.1 connection, without sockets."""
 
+from collections.abc import Sequence
+
 import pytest
 from support.rest_wire import chunked, connection, feed, output, post, refusal, request, responses
 
-from hloserve.wire.http1_messages import HttpLimits
+from hloserve.wire.http1_messages import HttpLimits, HttpRequest
 from hloserve.wire.http1_server import CommonHeaders, HttpServerConnection, Phase
 
 
@@ -34,7 +36,7 @@ def test_long_body_bypasses_the_parser_into_its_own_buffer() -> None:
     data = post(body)
     assert not http.receive(data[:1000])
     position = 1000
-    got = []
+    got: Sequence[HttpRequest] = []
     while not got:
         buffer = http.body_buffer()
         assert buffer is not None
@@ -308,7 +310,7 @@ def test_pipelining_is_bounded() -> None:
     http = connection(max_pipelined=3)
     data = b"".join(request("GET", f"/{i}") for i in range(2000))
 
-    got = feed(http, data)
+    got: Sequence[HttpRequest] = feed(http, data)
     assert http.is_full
     assert http.has_backlog
     assert len(got) == 3
@@ -320,8 +322,7 @@ def test_pipelining_is_bounded() -> None:
         got = http.receive(b"")
 
     assert [b"/%d" % i for i in range(2000)] == [r.body for r in responses(output(http))]
-    assert not http.has_backlog
-    assert not http.is_full
+    assert (http.has_backlog, http.is_full) == (False, False)
 
 
 def test_error_waits_for_requests_that_are_held_back() -> None:

@@ -17,7 +17,7 @@ from hloserve.core.errors import (
     TensorMismatch,
 )
 from hloserve.core.requests import NEVER_NS, InferResponse
-from hloserve.core.tensors import Axis, AxisKind, TensorSpec
+from hloserve.core.tensors import Axis, AxisKind, Tensors, TensorSpec
 from hloserve.wire.v2_json import (
     OutputForms,
     decode_infer_request,
@@ -393,7 +393,7 @@ def test_output_form_is_the_default_unless_overridden(
     default: bool, single: dict[str, bool], binary: list[str]
 ) -> None:
     """`binary_data` of an output overrides `binary_data_output` of the request."""
-    arrays = {"a": np.arange(3, dtype=np.int16), "b": np.arange(2, dtype=np.float32)}
+    arrays: Tensors = {"a": np.arange(3, dtype=np.int16), "b": np.arange(2, dtype=np.float32)}
     outputs = [{"name": k, "parameters": {"binary_data": v}} for k, v in single.items()]
     _, forms = decode(body_of(X, parameters={"binary_data_output": default}, outputs=outputs))
 
