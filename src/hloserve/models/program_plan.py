@@ -119,6 +119,8 @@ def _sizes(
         return ()
     if size is None:
         return manifest.compiled_batch_sizes
+    if size == 0:  # no such axis in the program: the comparison of types says it best
+        return manifest.compiled_batch_sizes[:1] or (1,)
     findings += check_single_program(manifest, size, is_symbolic=False)
     return (size,)
 

@@ -299,6 +299,23 @@ def test_baked_size_of_a_single_program_is_its_size(tmp_path: Path, backend: Fak
         load_model(bundle, backend)
 
 
+@pytest.mark.parametrize("kind", ["f32", "0x4xf32"])
+def test_single_program_without_a_batch_is_compared_with_one(
+    tmp_path: Path, backend: FakeBackend, kind: str
+) -> None:
+    """The batch axis that the manifest declares is missing, or empty, in the program."""
+    bundle = write_bundle(
+        tmp_path / "m", "m", [ROWS4], [Y],
+        {0: fake_text("scale", [kind, "4xf32"], ["1x4xf32"])},
+        {"w": np.ones(4, np.float32)},
+    )  # fmt: skip
+    with pytest.raises(ProgramProblem) as raised:
+        load_model(bundle, backend)
+    (finding,) = raised.value.findings
+    assert finding.startswith("model.mlir: input 'x' (argument 0): shape is ")
+    assert finding.endswith("expected (1, 4) (tensor<1x4xf32>)")
+
+
 def _unbatched(tmp_path: Path, sizes: str) -> Path:
     bundle = write_bundle(
         tmp_path / "m", "m", [IOSpec("x", "f32", (4,))], [IOSpec("y", "f32", (4,))],
