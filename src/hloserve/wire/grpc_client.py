@@ -12,9 +12,10 @@ Source: gRPC over HTTP2; HTTP status and HTTP/2 error code mappings of the same 
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
-from hloserve.core.errors import BodyTooLarge, HloserveError, MalformedBody, Unavailable
+from hloserve.core.errors import BadRequest, BodyTooLarge, HloserveError, MalformedBody, Unavailable
 from hloserve.wire.grpc_events import ClientEvent, GoAway, MessageReceived, RpcEnded
 from hloserve.wire.grpc_framing import (
     VIEW_FROM_BYTES,
@@ -144,6 +145,7 @@ class GrpcClientConnection(Http2Connection):
 
         Raises:
             Unavailable: the connection takes no new calls. Retryable, on a new one.
+            BadRequest: the metadata is larger than servers take.
         """
         if self.is_closed:
             raise Unavailable(f"connection is closed: {self.end_reason or 'closed here'}")
@@ -155,6 +157,7 @@ class GrpcClientConnection(Http2Connection):
             headers = [*headers, (b"grpc-timeout", format_timeout(timeout_s))]
         if metadata:
             headers = [*headers, *encode_metadata(metadata)]
+            self._check_size(headers)
         try:
             stream_id = self._http2.send_request(headers)
             if message is not None:
@@ -170,17 +173,20 @@ class GrpcClientConnection(Http2Connection):
     def send(self, stream_id: int, message: Message, *, end_stream: bool = False) -> None:
         """Send one more message of a streaming call."""
         if stream_id in self._calls and not self.is_closed:
-            self._send_message(stream_id, message, end_stream=end_stream)
+            with suppress(Http2Error):  # the stream has gone; its end is on the way
+                self._send_message(stream_id, message, end_stream=end_stream)
 
     def half_close(self, stream_id: int) -> None:
         """Say that a streaming call has no more messages from here."""
         if stream_id in self._calls and not self.is_closed:
-            self._http2.end_stream(stream_id)
+            with suppress(Http2Error):  # as in `send`
+                self._http2.end_stream(stream_id)
 
     def cancel(self, stream_id: int) -> None:
         """Give a call up: nothing more is reported about it."""
         if self._calls.pop(stream_id, None) is not None and not self.is_closed:
-            self._http2.reset_stream(stream_id, ErrorCode.CANCEL)
+            with suppress(Http2Error):  # as in `send`
+                self._http2.reset_stream(stream_id, ErrorCode.CANCEL)
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[ClientEvent]:
         """Take bytes from the server; `data` may be reused afterwards."""
@@ -217,6 +223,15 @@ class GrpcClientConnection(Http2Connection):
         calls, self._calls = self._calls, {}
         text = f"connection lost: {self.end_reason}"
         return [RpcEnded(stream_id, _UNAVAILABLE, text) for stream_id in calls]
+
+    def _check_size(self, headers: list[Header]) -> None:
+        # Source: RFC 9113, 10.5.1: a field counts 32 bytes more than its name and value.
+        nbytes = sum(len(name) + len(value) + 32 for name, value in headers)
+        if nbytes > self.limits.max_header_bytes:
+            raise BadRequest(
+                f"headers with the metadata take {nbytes} bytes,"
+                f" the limit is {self.limits.max_header_bytes}"
+            )
 
     def _take_data(self, event: DataReceived, call: _Call, found: list[ClientEvent]) -> None:
         """What is not the one whole message of a unary call: parts, streams, faults."""
@@ -267,6 +282,8 @@ class GrpcClientConnection(Http2Connection):
                 del self._calls[event.stream_id]
                 code = _BY_RESET.get(event.error_code, _INTERNAL)
                 text = f"stream was reset by the server (HTTP/2 error {event.error_code})"
+                if event.local_error is not None:
+                    text = f"request could not be sent: {event.local_error}"
                 found.append(RpcEnded(event.stream_id, code, text, was_refused=refused))
         elif type(event) is GoAwayReceived:
             text = _show(event.debug_data)

@@ -58,6 +58,7 @@ from hloserve.wire.http2 import (
     Role,
     StreamClosed,
     TrailersReceived,
+    WindowUpdated,
 )
 from hloserve.wire.status import grpc_code
 
@@ -73,6 +74,7 @@ _NOTHING: Final[frozenset[bytes]] = frozenset()
 _REQUEST_BRINGS = 4
 _CANCEL_COSTS = 10
 _SMALL_DATA_BYTES = 64
+_SMALL_CREDIT = 1_024
 
 _BACKLOG_TEXT: Final = (
     "replies wait on this connection because the client does not read them; the limit is {} bytes"
@@ -341,6 +343,10 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
             if rpc.is_delivered:
                 found.append(RpcCancelled(rpc))
             return _CANCEL_COSTS
+        if type(event) is WindowUpdated:
+            # Credit that lets output leave is work, unless it comes in crumbs.
+            has_use = event.increment >= _SMALL_CREDIT and self._http2.queued_body_size() > 0
+            return 0 if has_use else 1
         if type(event) is TrailersReceived:
             rpc = self._rpcs.get(event.stream_id)
             if rpc is not None and not rpc.has_ended:

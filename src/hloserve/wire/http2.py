@@ -32,6 +32,7 @@ from ngh2 import (
     Setting,
     StreamClosed,
     TrailersReceived,
+    WindowUpdated,
 )
 
 from hloserve.wire.grpc_framing import (
@@ -55,6 +56,7 @@ __all__ = [
     "Role",
     "StreamClosed",
     "TrailersReceived",
+    "WindowUpdated",
 ]
 
 Http2Error = ngh2.NGH2Error
@@ -83,6 +85,7 @@ class Http2Connection:
         self.end_reason = ""
         self._final_output = b""
         self._is_silent = False
+        self._late_events: list[Event] = []
         self._resets: list[tuple[int, int]] = []
         self._last_peer_stream = 0
         self._allowance = limits.frame_allowance
@@ -132,6 +135,8 @@ class Http2Connection:
                 self.is_closed = True
                 reason = event.debug_data.decode("ascii", "replace") or "closed"
                 self.end_reason = self.end_reason or f"{reason} (HTTP/2 error {event.error_code})"
+            elif type(event) is StreamClosed and event.error_code:
+                self._late_events.append(event)  # of a stream that could not be sent
         return output
 
     def close(self, error_code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
@@ -153,7 +158,11 @@ class Http2Connection:
             self._fail(ErrorCode.ENHANCE_YOUR_CALM, str(error))
         except Http2Error as error:
             self._fail(ErrorCode.PROTOCOL_ERROR, str(error))
-        return self._http2.events()
+        events = self._http2.events()
+        if self._late_events:
+            events = self._late_events + events
+            self._late_events = []
+        return events
 
     def _fail(self, error_code: int, reason: str) -> None:
         """Close after ngh2 has given up: its session is of no use, so the GOAWAY is made here."""

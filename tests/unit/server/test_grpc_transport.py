@@ -300,3 +300,12 @@ def test_the_sweep_drains_an_idle_connection(wired: Wired) -> None:
 
     assert GOAWAY in [kind for kind, _ in _kinds(transport.written)]
     assert transport.has_closed
+
+
+def test_a_drain_does_not_wait_for_a_peer_that_says_nothing(wired: Wired) -> None:
+    """A connection without a preface has nothing to finish."""
+    connection, transport = wired.connect(greet=False)
+
+    connection.drain()
+
+    assert transport.has_aborted

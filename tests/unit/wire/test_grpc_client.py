@@ -18,7 +18,7 @@ from support.grpc_frames import (
 )
 from support.grpc_pair import ECHO, TALK, Pair
 
-from hloserve.core.errors import Unavailable
+from hloserve.core.errors import BadRequest, Unavailable
 from hloserve.wire.grpc_client import GrpcClientConnection
 from hloserve.wire.grpc_events import ClientEvent, GoAway, MessageReceived, RpcEnded
 from hloserve.wire.grpc_limits import GrpcLimits
@@ -267,3 +267,36 @@ def test_a_name_beyond_ascii_becomes_punycode() -> None:
     client.start(ECHO, b"")
 
     assert client.take_output()
+
+
+def test_metadata_over_the_limit_is_refused_here() -> None:
+    """What servers would close the connection for is not sent."""
+    client = _client()
+
+    with pytest.raises(BadRequest, match="metadata"):
+        client.start(ECHO, b"", metadata=[("x", "y" * 17_000)])
+
+    assert client.open_rpcs == 0
+
+
+def test_a_request_that_cannot_be_sent_ends_the_call() -> None:
+    """What HTTP/2 will not send has certainly not reached the server."""
+    pair = Pair(client_limits=GrpcLimits(max_header_bytes=1 << 20))
+    pair.client.start(ECHO, b"", metadata=[("x", "y" * 70_000)])
+
+    [ended] = pair.ended()
+
+    assert (ended.code, ended.was_refused) == (_UNAVAILABLE, True)
+    assert "could not be sent" in ended.text
+
+
+def test_sending_on_a_half_closed_stream_does_nothing() -> None:
+    """Late sends of a streaming call are dropped."""
+    pair = Pair()
+    stream = pair.client.start(TALK, b"one", streaming=True)
+    pair.client.half_close(stream)
+
+    pair.client.send(stream, b"late")
+    pair.client.half_close(stream)
+
+    assert pair.settle()[1] == []

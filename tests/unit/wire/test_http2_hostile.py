@@ -234,6 +234,22 @@ def test_ignoring_the_stream_limit_closes_the_connection() -> None:
     assert len(connection.lose()) == 4
 
 
+def test_credit_that_lets_output_leave_is_no_flood() -> None:
+    """A client with small windows may read a large response; crumbs of credit are counted."""
+    connection = _greeted(GrpcLimits(frame_allowance=500))
+    connection.receive(request(1, b"x"))
+    connection.respond(1, bytes(40 * _MIB))
+    credit = (32_768).to_bytes(4, "big")
+    update = frame(WINDOW_UPDATE, 0, 0, credit) + frame(WINDOW_UPDATE, 0, 1, credit)
+
+    for _ in range(1000):
+        connection.receive(update)
+        assert len(connection.take_output()) > 32_000
+
+    crumb = frame(WINDOW_UPDATE, 0, 1, (1).to_bytes(4, "big"))
+    assert 400 < _frames_until_closed(connection, crumb, 1000) < 600
+
+
 def test_replies_that_nobody_reads_are_bounded() -> None:
     """When the client gives no credit, new calls are refused once enough replies wait."""
     connection = _greeted(GrpcLimits(max_unsent_bytes=_MIB))
