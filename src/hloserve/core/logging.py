@@ -55,6 +55,8 @@ def configure(
     format: Literal["text", "json"] = "text",
     level: str = "info",
     stream: TextIO | None = None,
+    *,
+    erases_line: bool = False,
 ) -> None:
     """Send this process's log to standard error, replacing earlier handlers.
 
@@ -62,9 +64,13 @@ def configure(
         format: "text" for people, "json" for one object per line.
         level: the least severe level of our own records; other libraries' start at "warning".
         stream: where to, instead of standard error.
+        erases_line: the stream is a terminal on which something may be drawn on the present line;
+            each text line takes its place.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    handler.setFormatter(
+        JsonFormatter() if format == "json" else TextFormatter(erases_line=erases_line)
+    )
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -74,13 +80,21 @@ def configure(
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00.000Z INFO model_loaded model=resnet seconds=1.93``."""
+    """``2026-01-31T12:00:00.000Z INFO model_loaded model=resnet seconds=1.93``.
+
+    Args:
+        erases_line: begin each line by erasing what the terminal shows there.
+    """
+
+    def __init__(self, *, erases_line: bool = False) -> None:
+        super().__init__()
+        self._prefix = "\r\x1b[2K" if erases_line else ""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
         words = [_instant(record), record.levelname, _escape(record.getMessage())]
         words += [f"{name}={_as_text(value)}" for name, value in _fields(record).items()]
-        line = " ".join(words)
+        line = self._prefix + " ".join(words)
         trace = _traceback(self, record)
         if trace:
             line += "\n" + "\n".join("    " + _escape(part) for part in trace.splitlines())

@@ -65,7 +65,11 @@ class Listeners:
     ) -> None:
         self._config = config
         self._sources = sources
-        limits = HttpLimits(max_body_bytes=config.http.max_body_bytes)
+        limits = HttpLimits(
+            max_body_bytes=config.http.max_body_bytes,
+            grpc_hint="this is the REST port; gRPC is served on port"
+            f" {config.endpoints.grpc_port or 'that the server printed at its start'}",
+        )
         timeouts = HttpTimeouts(
             header_timeout_s=config.http.header_timeout_s,
             body_timeout_s=config.http.body_timeout_s,

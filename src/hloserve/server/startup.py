@@ -44,7 +44,7 @@ def open_backend(config: RuntimeConfig) -> Backend:
         if config.backend == "cpu" or not config.allow_cpu_fallback:
             raise
         log_event(
-            log,
+            logging.getLogger("hloserve.server"),  # also seen where the start is drawn
             "device_fallback",
             level=logging.WARNING,
             wanted=config.backend,

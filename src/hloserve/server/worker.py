@@ -85,8 +85,12 @@ def serve(
     configure(
         resolve_log_format(loaded.config.logging, is_terminal=is_terminal).value,
         loaded.config.logging.level,
+        erases_line=is_terminal,
     )
     progress = is_terminal if show_progress is None else show_progress
+    if progress:
+        # What is drawn of the start need not be logged as well.
+        logging.getLogger("hloserve.server.startup").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(loaded, ports_file, progress, on_ready, open_device, pages or {}))
 
