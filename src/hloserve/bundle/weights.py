@@ -85,7 +85,8 @@ class WeightsFile:
         self.arguments = tuple(
             _argument(header, header.tensors[name], self.is_legacy) for name in names
         )
-        unlisted = [name for name in header.tensors if name not in set(names)]
+        listed = set(names)
+        unlisted = [name for name in header.tensors if name not in listed]
         self.warnings: tuple[str, ...] = ()
         if unlisted:
             self.warnings = (

@@ -189,6 +189,20 @@ def test_unlisted_tensors_are_ignored_with_a_warning(tmp_path: Path) -> None:
         assert "'x'" in weights.warnings[0]
 
 
+@pytest.mark.timeout(10)
+def test_many_tensors_are_opened_in_time(tmp_path: Path) -> None:
+    """The cost per tensor does not grow with their number."""
+    names = [f"layers.{i}" for i in range(20_000)]
+    header: dict[str, object] = {
+        name: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]}
+        for i, name in enumerate(names)
+    }
+    header["__metadata__"] = {"argument_order": json.dumps(names)}
+
+    with weights_of(tmp_path, safetensors_bytes(header, bytes(20_000))) as weights:
+        assert 20_000 == weights.nbytes == len(weights.arguments)
+
+
 def test_weights_file_of_the_manifest_is_read(tmp_path: Path) -> None:
     """A migrated copy is read in place of the original."""
     text = examples.AFFINE + "weights_file: weights.T.safetensors\n"
