@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from support.engine_strategies import caps, compiled_sizes, queues
 
 from hloserve.engine.batching import plan_batch, saturation_rows, split_rows
@@ -95,3 +96,22 @@ def test_parts_add_up(largest: int) -> None:
         assert sum(parts) == rows
         assert set(parts[:-1]) <= {largest}
         assert 1 <= parts[-1] <= largest
+
+
+costs = st.none() | st.dictionaries(st.sampled_from((1, 2, 4, 8, 16)), st.floats(1e3, 1e9))
+
+
+@given(queues, compiled_sizes, caps, costs)
+def test_plan_is_servable_whatever_programs_cost(
+    queued: list[int], sizes: tuple[int, ...], cap: int | None, costs_ns: dict[int, float] | None
+) -> None:
+    """Costs choose between plans; each of them takes a prefix, fits its size and keeps the cap."""
+    plan = plan_batch(queued, sizes, cap, costs_ns)
+
+    assert plan.taken >= 1
+    assert plan.rows == sum(queued[: plan.taken])
+    assert plan.size in sizes
+    if plan.taken > 1:
+        assert plan.rows <= plan.size
+        assert cap is None or plan.rows <= cap
+    assert plan.taken >= plan_batch(queued, sizes, cap).taken

@@ -122,6 +122,7 @@ class Dispatcher:
         compute_ns = self._clock.now_ns() - begin_ns
         result_rows = (padded or rows) if model.has_batch_axis else None
         check_outputs(model.name, model.outputs, outputs, result_rows)
+        model.statistics.learn_cost(requests[0].variant, size, compute_ns)
         model.statistics.record_dispatch(
             size=size, requests=len(requests), rows=rows, compute_ns=compute_ns
         )

@@ -267,7 +267,8 @@ def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
         return Dispatch(model, [], 0, 0, expired, now_ns)
     if not enough or len(live) == 1:
         return Dispatch(model, live, rows, lone_size(model, live[0]), expired, now_ns)
-    plan = plan_batch([request.rows for request in live], sizes, model.max_batch_size)
+    costs_ns = model.statistics.costs_ns.get(variant)
+    plan = plan_batch([r.rows for r in live], sizes, model.max_batch_size, costs_ns)
     waiting.extendleft(reversed(live[plan.taken :]))
     del live[plan.taken :]
     return Dispatch(model, live, plan.rows, plan.size, expired, now_ns)

@@ -9,10 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import ceil
 
-__all__ = ["WAITS_KEPT", "ModelStatistics", "percentile"]
+__all__ = ["COST_WEIGHT", "WAITS_KEPT", "ModelStatistics", "percentile"]
 
 WAITS_KEPT = 1024
 """Queue waits remembered per model: enough for a p99, small enough for 1,000 models."""
+
+
+COST_WEIGHT = 0.2
+"""Share of the newest execution in the moving average of costs."""
 
 
 def percentile(samples: Sequence[int], fraction: float) -> int:
@@ -40,12 +44,14 @@ class ModelStatistics:
         batch_sizes: dispatches by compiled size; 0 is a program without a batch size.
         shed_count: requests whose deadline passed in the queue.
         failed_count: requests answered with an error of the device.
+        costs_ns: recent computing time by variant and compiled size; a moving average.
     """
 
     __slots__ = (
         "_waits_ns",
         "batch_sizes",
         "compute_ns",
+        "costs_ns",
         "dispatch_count",
         "failed_count",
         "padded_rows",
@@ -63,6 +69,7 @@ class ModelStatistics:
         self.batch_sizes: dict[int, int] = {}
         self.shed_count = 0
         self.failed_count = 0
+        self.costs_ns: dict[tuple[int, ...], dict[int, float]] = {}
         self._waits_ns: deque[int] = deque(maxlen=WAITS_KEPT)
 
     def record_waits(self, waits_ns: Iterable[int]) -> None:
@@ -71,6 +78,15 @@ class ModelStatistics:
         Threading: loop thread.
         """
         self._waits_ns.extend(waits_ns)
+
+    def learn_cost(self, variant: tuple[int, ...], size: int, compute_ns: int) -> None:
+        """Note what an execution took: warm-up seeds it, every dispatch moves it a little.
+
+        Threading: the thread that owns the device; the loader's while nothing is dispatched.
+        """
+        costs = self.costs_ns.setdefault(variant, {})
+        old = costs.get(size)
+        costs[size] = compute_ns if old is None else old + COST_WEIGHT * (compute_ns - old)
 
     def record_dispatch(self, *, size: int, requests: int, rows: int, compute_ns: int) -> None:
         """Note an execution that gave results. Threading: dispatch thread."""

@@ -66,3 +66,30 @@ def test_oversize_request_is_cut_into_full_parts_and_a_rest(
 ) -> None:
     """Parts fill the largest size, and the last one takes what is left."""
     assert parts == split_rows(rows, largest)
+
+
+@pytest.mark.parametrize(
+    ("costs_us", "expected"),
+    [
+        ({1: 30, 4: 40, 8: 50}, BatchPlan(5, 5, 8)),  # a program costs about the same at any size
+        ({1: 1000, 4: 4000, 8: 8000}, BatchPlan(4, 4, 4)),  # or in proportion to it
+        ({1: 30, 4: 40}, BatchPlan(4, 4, 4)),  # the padded size has never run
+        ({8: 50}, BatchPlan(4, 4, 4)),  # nor has the full one
+        ({}, BatchPlan(4, 4, 4)),
+        (None, BatchPlan(4, 4, 4)),
+    ],
+)
+def test_padding_is_chosen_when_a_row_then_costs_less(
+    costs_us: dict[int, int] | None, expected: BatchPlan
+) -> None:
+    """Five single rows with sizes 1, 4 and 8: 4 now and 1 later, or 8 with three of padding."""
+    costs_ns = None if costs_us is None else {s: c * 1000.0 for s, c in costs_us.items()}
+
+    assert expected == plan_batch([1] * 5, (1, 4, 8), None, costs_ns)
+
+
+def test_costs_do_not_lift_the_operators_cap() -> None:
+    """A cap on coalesced rows holds for the padded plan as well."""
+    costs_ns = {1: 1e4, 4: 1e4, 8: 1e4}
+
+    assert BatchPlan(3, 3, 4) == plan_batch([1] * 5, (1, 4, 8), 3, costs_ns)

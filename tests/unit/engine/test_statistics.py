@@ -52,3 +52,15 @@ def test_program_without_a_size_pads_nothing() -> None:
     statistics.record_dispatch(size=0, requests=1, rows=3, compute_ns=1)
 
     assert (statistics.padded_rows, statistics.batch_sizes) == (3, {0: 1})
+
+
+def test_cost_begins_with_the_first_run_and_follows_the_later_ones() -> None:
+    """The cost of a program is a moving average, by variant and size."""
+    statistics = ModelStatistics()
+    statistics.learn_cost((), 4, 40)
+    for _ in range(50):
+        statistics.learn_cost((), 4, 10)
+    statistics.learn_cost((7,), 4, 99)
+
+    assert statistics.costs_ns[()][4] == pytest.approx(10, abs=1e-3)
+    assert statistics.costs_ns[(7,)] == {4: 99}
