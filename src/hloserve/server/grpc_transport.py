@@ -16,24 +16,20 @@ Rules.
 import asyncio
 import contextlib
 import logging
-import secrets
 import ssl
 from collections.abc import Callable, Mapping
-from typing import TypeAlias, cast
+from typing import cast
 
 from typing_extensions import override
 
 from hloserve.core.clock import Clock
-from hloserve.core.errors import Code, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.core.requests import NEVER_NS
+from hloserve.server.grpc_call import Handler, Rpc
 from hloserve.server.grpc_watch import GrpcTimeouts, Verdict, Watch
-from hloserve.wire.grpc_events import RpcCancelled, RpcReceived
-from hloserve.wire.grpc_framing import Message
-from hloserve.wire.grpc_headers import metadata_value
+from hloserve.wire.grpc_events import RpcCancelled
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_server import GrpcServerConnection
-from hloserve.wire.status import grpc_code, public_text
 
 __all__ = ["Connection", "GrpcServer", "GrpcTimeouts", "Handler", "Rpc"]
 
@@ -48,73 +44,6 @@ _SWEEP_PERIOD_S = 1.0
 _GOODBYE_S = 1.0
 
 
-class Rpc(RpcReceived["Handler"]):
-    """One unary call. The connection makes it; a handler gets it.
-
-    Attributes:
-        message: the request, without its prefix. A buffer: bytes, bytearray or memoryview.
-        headers: all request headers as received.
-        deadline_ns: monotonic instant, `NEVER_NS` without a deadline. Nobody enforces it here.
-        on_cancel: called once when the caller goes away before the answer.
-    """
-
-    __slots__ = ("connection", "deadline_ns", "on_cancel")
-
-    connection: "Connection | None"
-    """For the transport: where it came from; None once answered or cancelled."""
-    deadline_ns: int
-    on_cancel: Callable[[], None] | None
-
-    @property
-    def is_over(self) -> bool:
-        """True once answered or cancelled."""
-        return self.connection is None
-
-    def metadata(self, name: str) -> str | bytes | None:
-        """The first value of a request header; bytes for names that end in ``-bin``."""
-        return metadata_value(self.headers, name)
-
-    def reply(self, message: Message) -> None:
-        """Answer with a message and status OK."""
-        connection = self.connection
-        if connection is not None:
-            self.connection = None
-            connection.http2.respond(self.stream_id, message)
-            connection.wrote()
-
-    def fail(self, error: BaseException) -> None:
-        """Answer with the error's status; an internal error is logged under an id."""
-        if self.connection is None:
-            return
-        request_id = ""
-        if not isinstance(error, HloserveError) or error.code is Code.INTERNAL:
-            request_id = secrets.token_hex(8)
-            log_event(
-                log, "internal_error", level=logging.ERROR, error=error, request_id=request_id
-            )
-        code = error.code if isinstance(error, HloserveError) else Code.INTERNAL
-        self.fail_with(code, public_text(error, request_id))
-
-    def fail_with(self, code: Code, text: str) -> None:
-        """Answer with a status and a text of its own."""
-        connection = self.connection
-        if connection is not None:
-            self.connection = None
-            connection.http2.fail(self.stream_id, grpc_code(code), text)
-            connection.wrote()
-
-    def cancelled(self) -> None:
-        """For the transport: the caller has gone."""
-        if self.connection is None:
-            return
-        self.connection = None
-        if self.on_cancel is not None:
-            self.on_cancel()
-
-
-Handler: TypeAlias = Callable[[Rpc], None]
-
-
 class Connection(asyncio.BufferedProtocol):
     """One accepted connection."""
 
@@ -124,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading = False  # inside buffer_updated
         self._is_dirty = False
         self._is_paused = False
+        self._has_left = False
         self.http2: GrpcServerConnection[Handler] = GrpcServerConnection(
             server.methods, server.limits, make_rpc=Rpc
         )
@@ -194,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write what there is, as far as the peer takes it."""
         self._is_dirty = False
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or self._has_left or transport.is_closing():
             return
         http2 = self.http2
         while not self._is_paused:
@@ -204,9 +134,13 @@ class Connection(asyncio.BufferedProtocol):
             if len(data) < _WRITE_BYTES:
                 break
         if http2.is_closed:
-            self._shut(transport)
+            if http2.end_reason:
+                log_event(log, "grpc_connection_closed", reason=http2.end_reason)
+            for event in http2.lose():
+                _cancel(event)
+            self._leave(transport)
         elif http2.is_drained and not http2.open_rpcs and not http2.queued_bytes:
-            transport.close()
+            self._leave(transport)
 
     def drain(self) -> None:
         """Serve what is under way, then close; at once if the peer has not even greeted."""
@@ -220,6 +154,12 @@ class Connection(asyncio.BufferedProtocol):
         """Say goodbye and close; calls in progress are dropped."""
         self.http2.close(reason=reason)
         self.flush()
+
+    def close_now(self) -> None:
+        """Close as `close` does, without waiting for the peer to have read the goodbye."""
+        self.close("server is shutting down")
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         """Close without a word: the peer does not listen."""
@@ -235,18 +175,30 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
         elif verdict is Verdict.DRAIN:
             self.drain()
+        elif verdict is Verdict.FINISH_DRAIN:
+            http2.finish_drain()
+            self.flush()
         elif verdict is Verdict.CLOSE:
             self.close("no bytes came in time")
         elif verdict is Verdict.PING:
             http2.ping()
             self.flush()
 
-    def _shut(self, transport: asyncio.Transport) -> None:
-        if self.http2.end_reason:
-            log_event(log, "grpc_connection_closed", reason=self.http2.end_reason)
-        for event in self.http2.lose():
-            _cancel(event)
-        transport.close()
+    def _leave(self, transport: asyncio.Transport) -> None:
+        """Close when the peer has read what was sent, which it shows by closing first.
+
+        Closing a socket that has unread input resets it, and the peer may lose the last bytes. The
+        sweep ends the wait.
+        """
+        self._has_left = True
+        self._watch.left_ns = self._server.now_ns()
+        if self._is_paused or not transport.can_write_eof():
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # the peer was faster; asyncio's shutdown() of the socket says so
+            transport.close()
 
 
 def _cancel(event: "RpcCancelled[Handler]") -> None:
@@ -329,8 +281,7 @@ class GrpcServer:
     def run_batch(self, function: Callable[..., object], *args: object) -> None:
         """Call `function`, then write all answers that it made, one write per connection.
 
-        Without it the answers leave one turn of the loop later, which costs 5 us of CPU per call
-        at 16 connections of 16 streams and 40 us at one of one.
+        Without it the answers leave one turn of the loop later: 2.5 us on uvloop, 6.6 on asyncio's.
         """
         self._is_in_batch = True
         try:
@@ -368,7 +319,7 @@ class GrpcServer:
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in tuple(self._connections):
-            connection.close("server is shutting down")
+            connection.close_now()
         if self._connections and self._loop is not None:
             self._loop.call_later(_GOODBYE_S, self._abort_all)
 

@@ -13,6 +13,10 @@ from hloserve.wire.grpc_server import GrpcServerConnection
 __all__ = ["GrpcTimeouts", "Verdict", "Watch"]
 
 _PING_ANSWER_S = 20.0
+# A drained connection waits so long for its PING before it is taken for one whose client does not
+# read while it has no calls, and a left one for its peer to read the last words.
+_DRAIN_PING_S = 1.0
+_LEAVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +44,9 @@ class Verdict(Enum):
     NONE = 0
     PING = 1
     DRAIN = 2
-    CLOSE = 3
-    ABORT = 4
+    FINISH_DRAIN = 3
+    CLOSE = 4
+    ABORT = 5
 
 
 class Watch:
@@ -51,12 +56,14 @@ class Watch:
     """
 
     __slots__ = (
+        "draining_since_ns",
         "has_pinged",
         "has_read",
         "last_call_ns",
         "last_read_ns",
         "last_stream_id",
         "last_write_ns",
+        "left_ns",
     )
 
     def __init__(self, now_ns: int) -> None:
@@ -64,6 +71,8 @@ class Watch:
         self.has_pinged = False
         self.last_read_ns = self.last_write_ns = self.last_call_ns = now_ns
         self.last_stream_id = 0
+        self.draining_since_ns: int | None = None
+        self.left_ns: int | None = None
 
     def judge(
         self,
@@ -79,16 +88,30 @@ class Watch:
             self.last_read_ns = now_ns
         if http2.open_rpcs or http2.last_stream_id != self.last_stream_id:
             self.last_stream_id, self.last_call_ns = http2.last_stream_id, now_ns
+        if self.left_ns is not None:
+            is_past = _is_past(now_ns, self.left_ns, _LEAVE_S)
+            return Verdict.ABORT if is_past else Verdict.NONE
         if is_paused:  # nothing is read then, so silence says nothing
-            isis_late_ = _is_past(now_ns, self.last_write_ns, timeouts.send_s)
-            return Verdict.ABORT if isis_late_ else Verdict.NONE
+            is_past = _is_past(now_ns, self.last_write_ns, timeouts.send_s)
+            return Verdict.ABORT if is_past else Verdict.NONE
         if not http2.is_open:
-            isis_late_ = _is_past(now_ns, self.last_call_ns, timeouts.handshake_s)
-            return Verdict.ABORT if isis_late_ else Verdict.NONE
+            is_past = _is_past(now_ns, self.last_call_ns, timeouts.handshake_s)
+            return Verdict.ABORT if is_past else Verdict.NONE
         if _is_past(now_ns, self.last_read_ns, timeouts.receive_s) and http2.has_partial:
             return Verdict.CLOSE
-        if _is_past(now_ns, self.last_call_ns, timeouts.idle_s) and not http2.is_draining:
+        if http2.is_draining:
+            return self._judge_drain(now_ns, http2)
+        if _is_past(now_ns, self.last_call_ns, timeouts.idle_s):
             return Verdict.DRAIN
+        return self._judge_silence(now_ns, timeouts)
+
+    def _judge_drain(self, now_ns: int, http2: GrpcServerConnection[Any]) -> Verdict:
+        if self.draining_since_ns is None:
+            self.draining_since_ns = now_ns
+        is_past = _is_past(now_ns, self.draining_since_ns, _DRAIN_PING_S)
+        return Verdict.FINISH_DRAIN if is_past and not http2.is_drained else Verdict.NONE
+
+    def _judge_silence(self, now_ns: int, timeouts: GrpcTimeouts) -> Verdict:
         if _is_past(now_ns, self.last_read_ns, timeouts.keepalive_s):
             if not self.has_pinged:
                 self.has_pinged = True

@@ -8,6 +8,7 @@ Source: gRPC over HTTP2, "Requests" and "Responses".
 
 import base64
 import binascii
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
@@ -53,6 +54,7 @@ _UNIT_NS: Mapping[int, int] = {
     ord("n"): 1,
 }
 _MAX_TIMEOUT_DIGITS = 8
+_TIMEOUT_END = 10**_MAX_TIMEOUT_DIGITS
 
 
 def parse_timeout_ns(value: bytes) -> int:
@@ -71,13 +73,18 @@ def parse_timeout_ns(value: bytes) -> int:
 
 
 def format_timeout(timeout_s: float) -> bytes:
-    """Write `grpc-timeout` in the finest unit that fits eight digits; never less than given."""
-    nanoseconds = max(0, round(timeout_s * 1e9))
-    for unit, letter in ((1, b"n"), (1_000, b"u"), (1_000_000, b"m"), (1_000_000_000, b"S")):
-        count = -(-nanoseconds // unit)
-        if count < 10**_MAX_TIMEOUT_DIGITS:
+    """Write `grpc-timeout` in the finest unit from microseconds on that fits eight digits.
+
+    Never less than given, to the microsecond.
+    """
+    microseconds = max(0, math.ceil(timeout_s * 1e6))
+    if microseconds < _TIMEOUT_END:
+        return b"%du" % microseconds
+    for unit, letter in ((1_000, b"m"), (1_000_000, b"S")):
+        count = -(-microseconds // unit)
+        if count < _TIMEOUT_END:
             return b"%d%s" % (count, letter)
-    return b"%dH" % min(-(-nanoseconds // _UNIT_NS[ord("H")]), 10**_MAX_TIMEOUT_DIGITS - 1)
+    return b"%dH" % min(-(-microseconds // 3_600_000_000), _TIMEOUT_END - 1)
 
 
 def error_trailers(code: int, text: str) -> list[Header]:

@@ -19,12 +19,13 @@ from hloserve.wire.grpc_headers import (
 )
 from hloserve.wire.status import grpc_code
 
-__all__ = ["RequestHead", "read_head", "refusal_of"]
+__all__ = ["HeadReader", "NotGrpc", "RequestHead", "refusal_of"]
 
 M = TypeVar("M")
 
 _GRPC_TYPE: Final = b"application/grpc"
 _GRPC_SUBTYPES: Final = (b"application/grpc+", b"application/grpc;")
+_TIMEOUT: Final = b"grpc-timeout"
 _NOT_GRPC: Final[list[Header]] = [(b":status", b"415"), (b"content-length", b"0")]
 _NOT_POST: Final[list[Header]] = [
     (b":status", b"405"),
@@ -33,36 +34,80 @@ _NOT_POST: Final[list[Header]] = [
 ]
 
 
+class NotGrpc(Exception):
+    """An HTTP/2 request that is not gRPC; `headers` is the answer in HTTP's words."""
+
+    def __init__(self, headers: list[Header]) -> None:
+        self.headers = headers
+        super().__init__("not a gRPC request")
+
+
 class RequestHead(NamedTuple, Generic[M]):
-    """The headers of a call, read."""
+    """The headers of a call, read, but for the timeout."""
 
     method: M
-    timeout_ns: int
     has_gzip: bool
     is_streaming: bool
 
 
-def read_head(
-    headers: Headers, methods: Mapping[bytes, M], streaming: Container[bytes]
-) -> RequestHead[M] | list[Header]:
-    """Read the headers of a request; a list is the header block that refuses it."""
-    fields = dict(headers)
-    if fields.get(b":method") != b"POST":
-        return _NOT_POST
-    content_type = fields.get(b"content-type", b"")
-    if content_type != _GRPC_TYPE and not content_type.startswith(_GRPC_SUBTYPES):
-        return _NOT_GRPC
-    path = fields.get(b":path", b"")
-    method = methods.get(path)
-    timeout = fields.get(b"grpc-timeout")
-    try:
+class HeadReader(Generic[M]):
+    """Reads the headers of the calls of one connection.
+
+    A client sends the same headers with every call, perhaps with another timeout: they are
+    compared with the last ones, which takes a fifth of the time of reading them.
+
+    Args:
+        methods: path to whatever the caller wants to get.
+        streaming: the paths of streaming methods.
+    """
+
+    __slots__ = ("_after", "_before", "_head", "_methods", "_streaming", "_timeout_at")
+
+    def __init__(self, methods: Mapping[bytes, M], streaming: Container[bytes]) -> None:
+        self._methods = methods
+        self._streaming = streaming
+        self._head: RequestHead[M] | None = None
+        self._timeout_at = 0
+        self._before: Headers = ()
+        self._after: Headers = ()
+
+    def read(self, headers: Headers) -> tuple[RequestHead[M], int]:
+        """The head and the timeout in nanoseconds, `NO_TIMEOUT` without one.
+
+        Raises:
+            NotGrpc: it is some other HTTP/2 request.
+            BadRequest: the timeout cannot be read.
+            NotImplementedYet: the method or the encoding is unknown.
+        """
+        head, at = self._head, self._timeout_at
+        if head is not None and headers[:at] == self._before and headers[at + 1 :] == self._after:
+            if at == len(headers):
+                return head, NO_TIMEOUT
+            name, value = headers[at]
+            if name == _TIMEOUT:
+                return head, parse_timeout_ns(value)
+        return self._read_anew(headers)
+
+    def _read_anew(self, headers: Headers) -> tuple[RequestHead[M], int]:
+        fields = dict(headers)
+        if fields.get(b":method") != b"POST":
+            raise NotGrpc(_NOT_POST)
+        content_type = fields.get(b"content-type", b"")
+        if content_type != _GRPC_TYPE and not content_type.startswith(_GRPC_SUBTYPES):
+            raise NotGrpc(_NOT_GRPC)
+        path = fields.get(b":path", b"")
+        method = self._methods.get(path)
         if method is None:
             raise NotImplementedYet(f"method {path[:200].decode('ascii', 'replace')}")
+        timeout = fields.get(_TIMEOUT)
         timeout_ns = NO_TIMEOUT if timeout is None else parse_timeout_ns(timeout)
         has_gzip = _is_gzip(fields.get(b"grpc-encoding", b"identity"))
-    except HloserveError as error:
-        return refusal_of(error)
-    return RequestHead(method, timeout_ns, has_gzip, path in streaming)
+        head = RequestHead(method, has_gzip, path in self._streaming)
+        names = [name for name, _ in headers]
+        at = len(names) if timeout is None else names.index(_TIMEOUT)
+        self._head, self._timeout_at = head, at
+        self._before, self._after = headers[:at], headers[at + 1 :]
+        return head, timeout_ns
 
 
 def refusal_of(error: HloserveError) -> list[Header]:

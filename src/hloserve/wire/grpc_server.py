@@ -40,14 +40,14 @@ from hloserve.wire.grpc_headers import (
     OK_HEADERS,
     OK_TRAILERS,
     Header,
-    Headers,
     error_headers,
     error_trailers,
 )
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_preface import Preface
-from hloserve.wire.grpc_request import RequestHead, read_head, refusal_of
+from hloserve.wire.grpc_request import HeadReader, NotGrpc, refusal_of
 from hloserve.wire.http2 import (
+    DRAIN_PING,
     DataReceived,
     ErrorCode,
     Event,
@@ -66,7 +66,6 @@ __all__ = ["GrpcServerConnection"]
 
 M = TypeVar("M")
 
-_DRAIN_PING: Final = b"draining"
 _NOTHING: Final[frozenset[bytes]] = frozenset()
 
 # Tokens of `GrpcLimits.frame_allowance`. A request pays for the WINDOW_UPDATEs, PINGs and small
@@ -75,10 +74,6 @@ _REQUEST_BRINGS = 4
 _CANCEL_COSTS = 10
 _SMALL_DATA_BYTES = 64
 _SMALL_CREDIT = 1_024
-
-_BACKLOG_TEXT: Final = (
-    "replies wait on this connection because the client does not read them; the limit is {} bytes"
-)
 
 
 class GrpcServerConnection(Http2Connection, Generic[M]):
@@ -102,19 +97,13 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
     ) -> None:
         super().__init__(Role.SERVER, limits)
         self.is_open = False
-        self.is_draining = False
-        self.is_drained = False
-        self._methods = methods
+        self._head_reader = HeadReader(methods, streaming)
         self._make_rpc = make_rpc
-        self._streaming = streaming
         self._preface = Preface()
         self._rpcs: dict[int, RpcReceived[M]] = {}
         self._partial_bytes = 0
         self._unsent_at_most = 0
         self._max_send_bytes = limits.max_send_msg_bytes
-        # Clients repeat themselves, and comparing headers is cheaper than reading them.
-        self._last_headers: Headers = ()
-        self._last_head: RequestHead[M] | None = None
         # An HTTP/1 client must not see frames before its answer.
         self._is_silent = True
 
@@ -221,20 +210,6 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         except Http2Error:
             return  # as in `respond`
 
-    def drain(self) -> None:
-        """Ask the peer to open no more streams; those under way, and in flight to here, are served.
-
-        GOAWAY with the highest stream id now, the real one when a PING has been round.
-        """
-        if self.is_draining or self.is_closed:
-            return
-        self.is_draining = True
-        try:
-            self._http2.send_shutdown_notice()
-            self._http2.ping(_DRAIN_PING)
-        except Http2Error as error:
-            self._fail(ErrorCode.INTERNAL_ERROR, f"cannot drain: {error}")
-
     def lose(self) -> list[RpcCancelled[M]]:
         """The socket is gone or the connection closed: report every delivered call as cancelled."""
         self.is_closed = True
@@ -267,22 +242,21 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
     def _begin(self, event: RequestReceived, found: list[ServerEvent[M]]) -> None:
         stream_id = self._last_peer_stream = event.stream_id
         headers = event.headers
-        head = self._last_head
-        if head is None or headers != self._last_headers:
-            read = read_head(headers, self._methods, self._streaming)
-            if isinstance(read, list):
-                self._answer_block(stream_id, read, has_ended=event.end_stream)
-                return
-            head = read
-            self._last_headers, self._last_head = headers, head
-        if self._unsent_at_most > self.limits.max_unsent_bytes and self._is_backlogged():
-            refusal = refusal_of(Overloaded(_BACKLOG_TEXT.format(self.limits.max_unsent_bytes)))
-            self._answer_block(stream_id, refusal, has_ended=event.end_stream)
+        try:
+            head, timeout_ns = self._head_reader.read(headers)
+            if self._unsent_at_most > self.limits.max_unsent_bytes:
+                self._check_backlog()
+        except NotGrpc as answer:
+            self._answer_block(stream_id, answer.headers, has_ended=event.end_stream)
+            return
+        except HloserveError as error:
+            self._answer_block(stream_id, refusal_of(error), has_ended=event.end_stream)
             return
         rpc = self._rpcs[stream_id] = self._make_rpc()
         rpc.stream_id = stream_id
         rpc.headers = headers
-        rpc.method, rpc.timeout_ns, has_gzip, is_streaming = head
+        rpc.timeout_ns = timeout_ns
+        rpc.method, has_gzip, is_streaming = head
         rpc.message = b""
         rpc.is_delivered = False
         rpc.parts = None
@@ -351,21 +325,23 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
             rpc = self._rpcs.get(event.stream_id)
             if rpc is not None and not rpc.has_ended:
                 self._end_request(rpc, found)
-        elif type(event) is PingAcknowledged and event.opaque_data == _DRAIN_PING:
-            self._finish_drain()
+        elif type(event) is PingAcknowledged and event.opaque_data == DRAIN_PING:
+            self.finish_drain()
         return 1
 
-    def _finish_drain(self) -> None:
-        try:
-            self._http2.send_goaway()
-        except Http2Error as error:
-            self._fail(ErrorCode.INTERNAL_ERROR, f"cannot drain: {error}")
-        self.is_drained = True
+    def _check_backlog(self) -> None:
+        """Look how much really waits to be sent; until now there was only an upper bound.
 
-    def _is_backlogged(self) -> bool:
-        """Look how much really waits; until now there was only an upper bound."""
+        Raises:
+            Overloaded: too much. Retryable, once the client has read.
+        """
         self._unsent_at_most = self._http2.queued_body_size()
-        return self._unsent_at_most > self.limits.max_unsent_bytes
+        limit = self.limits.max_unsent_bytes
+        if self._unsent_at_most > limit:
+            raise Overloaded(
+                f"{self._unsent_at_most} bytes of replies wait on this connection because the"
+                f" client does not read them; the limit is {limit}"
+            )
 
     def _hold(self, parts: RequestParts, held_bytes: int) -> None:
         """Account for what an unfinished request holds.

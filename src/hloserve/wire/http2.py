@@ -44,6 +44,7 @@ from hloserve.wire.grpc_framing import (
 from hloserve.wire.grpc_limits import GrpcLimits
 
 __all__ = [
+    "DRAIN_PING",
     "DataReceived",
     "ErrorCode",
     "Event",
@@ -61,6 +62,9 @@ __all__ = [
 
 Http2Error = ngh2.NGH2Error
 """What ngh2 raises. It goes no further than the two gRPC modules."""
+
+DRAIN_PING = b"draining"
+"""Opaque data of the PING whose answer ends a server's shutdown notice."""
 
 # A backstop only: frames without work are counted by `frame_allowance`, which closes the connection
 # with the right error code; ngh2 would close it as an internal error.
@@ -82,6 +86,8 @@ class Http2Connection:
     def __init__(self, role: Role, limits: GrpcLimits) -> None:
         self.limits = limits
         self.is_closed = False
+        self.is_draining = False
+        self.is_drained = False
         self.end_reason = ""
         self._final_output = b""
         self._is_silent = False
@@ -138,6 +144,31 @@ class Http2Connection:
             elif type(event) is StreamClosed and event.error_code:
                 self._late_events.append(event)  # of a stream that could not be sent
         return output
+
+    def drain(self) -> None:
+        """For a server: ask the peer to open no more streams; those that are under way,
+        or in flight to here, are served.
+
+        GOAWAY with the highest stream id now, the real one when a PING has been round.
+        """
+        if self.is_draining or self.is_closed:
+            return
+        self.is_draining = True
+        try:
+            self._http2.send_shutdown_notice()
+            self._http2.ping(DRAIN_PING)
+        except Http2Error as error:
+            self._fail(ErrorCode.INTERNAL_ERROR, f"cannot drain: {error}")
+
+    def finish_drain(self) -> None:
+        """Send the GOAWAY that counts, without waiting for the PING any longer."""
+        if self.is_drained or self.is_closed:
+            return
+        try:
+            self._http2.send_goaway()
+        except Http2Error as error:
+            self._fail(ErrorCode.INTERNAL_ERROR, f"cannot drain: {error}")
+        self.is_drained = True
 
     def close(self, error_code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """End the connection with a GOAWAY; streams in progress are dropped."""

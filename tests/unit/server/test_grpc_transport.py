@@ -33,6 +33,9 @@ class RecordingTransport(asyncio.Transport):
         self.is_reading_paused = False
         self.has_closed = False
         self.has_aborted = False
+        self.has_ended = False
+        self.is_plain = False
+        """Whether it can be half-closed, as TCP can and TLS cannot."""
         self.protocol: Connection | None = None
         self.pause_after = 1 << 60
         """Bytes after which the protocol is told to pause writing."""
@@ -60,6 +63,14 @@ class RecordingTransport(asyncio.Transport):
     @override
     def resume_reading(self) -> None:
         self.is_reading_paused = False
+
+    @override
+    def can_write_eof(self) -> bool:
+        return self.is_plain
+
+    @override
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     @override
     def is_closing(self) -> bool:
@@ -309,3 +320,44 @@ def test_a_drain_does_not_wait_for_a_peer_that_says_nothing(wired: Wired) -> Non
     connection.drain()
 
     assert transport.has_aborted
+
+
+def test_the_last_words_can_be_read(wired: Wired) -> None:
+    """After a violation the socket is half-closed; what still comes is dropped, for a while."""
+    connection, transport = wired.connect()
+    transport.is_plain = True
+
+    wired.receive(connection, frame(0, 0, 2, b"no such stream"))
+    wired.receive(connection, request(1, b"x") * 10)
+    connection.drain()
+    connection.close("again")
+
+    assert [(GOAWAY, 0)] == _kinds(transport.written)
+    assert (transport.has_ended, transport.has_closed) == (True, False)
+    wired.clock.advance(seconds=3)
+    wired.server.sweep()
+    assert [transport.has_aborted] == [True]
+
+
+def test_closing_the_server_waits_for_nobody(wired: Wired) -> None:
+    """`close` says goodbye and closes."""
+    _, transport = wired.connect()
+    transport.is_plain = True
+
+    wired.server.close()
+
+    assert [(GOAWAY, 0)] == _kinds(transport.written)
+    assert transport.has_closed
+
+
+def test_a_drain_does_not_wait_for_a_client_that_does_not_read(wired: Wired) -> None:
+    """An idle client that answers no PING is closed after a moment."""
+    connection, transport = wired.connect()
+    connection.drain()
+    wired.server.sweep()
+    assert not transport.has_closed
+
+    wired.clock.advance(seconds=1.1)
+    wired.server.sweep()
+
+    assert [transport.has_closed] == [True]

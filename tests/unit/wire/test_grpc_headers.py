@@ -44,10 +44,11 @@ def test_a_malformed_timeout_is_a_bad_request(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("seconds", "value"),
     [
-        (-1.0, b"0n"),
-        (0.0, b"0n"),
-        (1e-9, b"1n"),
-        (0.0999, b"99900000n"),
+        (-1.0, b"0u"),
+        (0.0, b"0u"),
+        (1e-9, b"1u"),
+        (0.0999, b"99900u"),
+        (99.9, b"99900000u"),
         (1.0, b"1000000u"),
         (1000.0, b"1000000m"),
         (1e6, b"1000000S"),
