@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from hloserve.core.clock import Clock
@@ -28,9 +29,17 @@ from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.queued_request import Outcome, QueuedRequest, deliver
 from hloserve.engine.scheduler import Dispatch, Scheduler, lone_size
 
-__all__ = ["Dispatcher", "Post"]
+__all__ = ["CHEAP_NS", "Dispatcher", "Post"]
 
 log = logging.getLogger(__name__)
+
+
+CHEAP_NS = 300_000
+"""A batch that computes no longer than this runs on the loop thread while the other one sleeps.
+
+Handing it over and taking the results back wakes two threads, on an idle machine two cores: that
+takes as long, and the loop has nothing better to do.
+"""
 
 
 class Post(Protocol):
@@ -45,10 +54,13 @@ class Dispatcher:
     """Runs what the scheduler gives, until it gives no more.
 
     Args:
-        backend: the device; this thread alone uses it from `start` on.
+        backend: the device. From `start` on the dispatch thread uses it, or, while that one
+            sleeps, the loop thread.
         scheduler: where the batches come from.
         clock: measures computing.
         post: brings replies to the loop.
+        soon: runs a callable on the loop thread at the end of this turn: `loop.call_soon`. With it,
+            batches that cost less than a crossing of threads do not cross. Without, all do.
         on_end: called on the loop when the thread has ended, after all its replies: with None
             after `Scheduler.drain` or `stop`, else with the fault that ended it.
     """
@@ -60,18 +72,30 @@ class Dispatcher:
         clock: Clock,
         post: Post,
         on_end: Callable[[Exception | None], object] | None = None,
+        soon: Post | None = None,
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
         self._clock = clock
         self._post = post
         self._on_end = on_end
+        self._soon = soon
         self._staging = StagingArea()
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
 
     def start(self) -> None:
         """Start the thread. Once."""
+        if self._soon is not None:
+            self._scheduler.announce_to(partial(self._soon, self._run_cheap))
         self._thread.start()
+
+    def _run_cheap(self) -> None:
+        """Run the next batch here, on the loop thread, if that is quicker than waking the other."""
+        dispatch = self._scheduler.take_cheap(CHEAP_NS)
+        if dispatch is not None:
+            outputs, outcomes = self._run_dispatch(dispatch)
+            _deliver_dispatch(dispatch, outputs, outcomes)
+            self._scheduler.end_cheap()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end after `Scheduler.drain` or `stop`; False when it has not."""
@@ -96,6 +120,9 @@ class Dispatcher:
         return None
 
     def _serve(self, dispatch: Dispatch) -> None:
+        self._post(_deliver_dispatch, dispatch, *self._run_dispatch(dispatch))
+
+    def _run_dispatch(self, dispatch: Dispatch) -> tuple[list[Array] | None, list[Outcome]]:
         outputs: list[Array] | None = None
         outcomes: list[Outcome] = []
         requests = dispatch.requests
@@ -106,7 +133,7 @@ class Dispatcher:
                 outcomes = self._recover(dispatch, error)
         if dispatch.expired:
             outcomes += _shed(dispatch)
-        self._post(_deliver_dispatch, dispatch, outputs, outcomes)
+        return outputs, outcomes
 
     def _execute(
         self, model: DeviceModel, requests: Sequence[QueuedRequest], rows: int, size: int

@@ -6,7 +6,8 @@ the model (`hloserve.engine.discipline`), of the batch (`hloserve.engine.batchin
 
 Rules.
 1. The loop thread submits, withdraws, adds and removes; the dispatch thread calls `next_dispatch`,
-   and takes its batch itself, so the device does not wait for the loop.
+   and takes its batch itself, so the device does not wait for the loop. While that thread sleeps,
+   the loop thread may take a cheap batch with `take_cheap` and run it; never both at once.
 2. The lock is held for queue work only: no array is touched and no ticket is settled under it.
 3. A request is in one place: a queue, one dispatch, or handed back by `remove` or `stop`. It is
    never lost and never given twice.
@@ -14,9 +15,10 @@ Rules.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
@@ -53,6 +55,13 @@ class Dispatch:
         """The compiled shape that all requests of the batch need."""
         return self.requests[0].variant
 
+    @property
+    def cost_ns(self) -> float:
+        """What the execution is known to take; infinite while that is unknown."""
+        if not self.requests:
+            return 0
+        return self.model.statistics.costs_ns.get(self.variant, {}).get(self.size, inf)
+
 
 class _Phase(Enum):
     OPEN = auto()
@@ -81,7 +90,19 @@ class Scheduler:
         self._waiting: dict[str, ModelQueue] = {}  # the queues that are not empty
         self._running = 0
         self._dispatch_thread = 0
+        self._handed: Dispatch | None = None  # taken for the dispatch thread, which is waking up
+        self._on_work: Callable[[], object] | None = None
+        self._is_announced = False
         self._withdraw = self.withdraw  # bound once, not per request
+
+    def announce_to(self, on_work: Callable[[], object]) -> None:
+        """Tell somebody about work that comes while the dispatch thread sleeps, instead of waking it.
+
+        Args:
+            on_work: called once per piece of news, on the loop thread, by `submit`. It must lead to
+                a call of `take_cheap` soon.
+        """
+        self._on_work = on_work
 
     def add(self, model: DeviceModel) -> None:
         """Open a queue for a model. Threading: loop thread."""
@@ -138,9 +159,52 @@ class Scheduler:
             queue.requests.extend(requests)
             if not depth:
                 self._waiting[name] = queue
-            if self._is_thread_waiting:
-                self._is_thread_waiting = False
-                self._work.notify()
+            if not self._is_thread_waiting or self._is_announced:
+                return
+            if self._on_work is None:
+                self._wake()
+                return
+            self._is_announced = True
+        self._on_work()
+
+    def _wake(self) -> None:
+        self._is_thread_waiting = False
+        self._work.notify()
+
+    def take_cheap(self, budget_ns: int) -> Dispatch | None:
+        """Take the next batch to run it on this thread, if it costs no more than `budget_ns`.
+
+        A batch that costs more, or nobody knows how much, goes to the dispatch thread, which is woken.
+        When this gives a batch, call `end_cheap` after it ran.
+
+        Threading: loop thread. The dispatch thread sleeps meanwhile: only `submit` and the like
+        wake it, and they are called on this thread.
+        """
+        with self._lock:
+            self._is_announced = False
+            if not self._is_thread_waiting or self._phase is _Phase.STOPPED:
+                return None
+            while self._waiting:
+                dispatch = self._take()
+                if not dispatch.requests and not dispatch.expired:
+                    continue
+                self._running = len(dispatch.requests)
+                if dispatch.cost_ns <= budget_ns:
+                    return dispatch
+                self._handed = dispatch
+                self._wake()
+                return None
+        return None
+
+    def end_cheap(self) -> None:
+        """Say that the batch of `take_cheap` has run; what still waits is announced again."""
+        with self._lock:
+            self._running = 0
+            if not self._waiting or self._phase is _Phase.STOPPED or self._is_announced:
+                return
+            self._is_announced = True
+        assert self._on_work is not None, "a cheap batch was taken, so somebody is told of work"
+        self._on_work()
 
     def withdraw(self, request: QueuedRequest) -> None:
         """Take a cancelled request out of its queue; ignored when it has left it already.
@@ -188,6 +252,9 @@ class Scheduler:
         with self._lock:
             self._close(_Phase.STOPPED)
             orphans = [r for queue in self._waiting.values() for r in queue.requests]
+            if self._handed is not None:
+                orphans = [*self._handed.requests, *self._handed.expired, *orphans]
+                self._handed = None
             for queue in self._waiting.values():
                 queue.requests.clear()
             self._waiting.clear()
@@ -197,8 +264,7 @@ class Scheduler:
     def _close(self, phase: _Phase) -> None:
         if self._phase is not _Phase.STOPPED:
             self._phase = phase
-        self._is_thread_waiting = False
-        self._work.notify()
+        self._wake()
 
     def next_dispatch(self) -> Dispatch | None:
         """Wait for work and take it; None when there is none and there will be none.
@@ -213,6 +279,9 @@ class Scheduler:
         with self._lock:
             self._running = 0
             while True:
+                if self._handed is not None:
+                    dispatch, self._handed = self._handed, None
+                    return dispatch
                 while self._waiting and self._phase is not _Phase.STOPPED:
                     dispatch = self._take()
                     if dispatch.requests or dispatch.expired:

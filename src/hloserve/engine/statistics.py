@@ -15,8 +15,8 @@ WAITS_KEPT = 1024
 """Queue waits remembered per model: enough for a p99, small enough for 1,000 models."""
 
 
-COST_WEIGHT = 0.2
-"""Share of the newest execution in the moving average of costs."""
+COST_WEIGHT = 0.05
+"""Share of a slower execution in the moving average of costs; a quicker one is the new cost."""
 
 
 def percentile(samples: Sequence[int], fraction: float) -> int:
@@ -80,13 +80,20 @@ class ModelStatistics:
         self._waits_ns.extend(waits_ns)
 
     def learn_cost(self, variant: tuple[int, ...], size: int, compute_ns: int) -> None:
-        """Note what an execution took: warm-up seeds it, every dispatch moves it a little.
+        """Note what an execution took.
+
+        What is wanted is the time of the program. What is seen may be longer, because the thread
+        waited for the interpreter or for a core, and is never shorter: so a quicker run counts at
+        once, and slower ones move the cost a little each.
 
         Threading: the thread that owns the device; the loader's while nothing is dispatched.
         """
         costs = self.costs_ns.setdefault(variant, {})
         old = costs.get(size)
-        costs[size] = compute_ns if old is None else old + COST_WEIGHT * (compute_ns - old)
+        if old is None or compute_ns < old:
+            costs[size] = compute_ns
+        else:
+            costs[size] = old + COST_WEIGHT * min(compute_ns - old, old)
 
     def record_dispatch(self, *, size: int, requests: int, rows: int, compute_ns: int) -> None:
         """Note an execution that gave results. Threading: dispatch thread."""

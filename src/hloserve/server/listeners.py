@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.clock import Clock
@@ -117,6 +118,17 @@ class Listeners:
                 f"cannot listen on {host} port {port}: {reason};"
                 f" choose another with --{setting.replace('_', '-')}, or 0 for any free port",
             ) from error
+
+    def post(self, function: Callable[..., object], /, *arguments: Any) -> None:
+        """Run a function that answers requests on the loop thread, all its answers in few writes.
+
+        Threading: any thread.
+        """
+        self._grpc.post(function, *arguments)
+
+    def soon(self, function: Callable[..., object], /, *arguments: Any) -> None:
+        """The same from the loop thread, at the end of its present turn."""
+        asyncio.get_running_loop().call_soon(self._grpc.run_batch, function, *arguments)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new connections, finish what is in flight, cut off what is left after `grace_s`.

@@ -124,6 +124,7 @@ def spare_the_collector() -> None:
     by reference count; without this, every few dozen requests pay for looking at all of them.
     """
     gc.collect()
+    sys.setswitchinterval(0.0005)
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
@@ -241,7 +242,11 @@ class Worker:
         """The device is there: start the thread that will own it."""
         log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
         self._dispatcher = Dispatcher(
-            backend, self._scheduler, self._clock, self._loop.call_soon_threadsafe
+            backend,
+            self._scheduler,
+            self._clock,
+            self._listeners.post,
+            soon=self._listeners.soon,
         )
         self._dispatcher.start()
 
