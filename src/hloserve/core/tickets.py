@@ -1,6 +1,6 @@
 """Awaiting without tasks: the cheapest way to write a request path as one coroutine.
 
-A `Ticket` is a result that comes later, once. A `Call` drives a coroutine whose only awaits are
+A `Ticket` is a result that comes later, once. A `Driver` runs a coroutine whose only awaits are
 tickets; it costs no asyncio task, no future and no trip through the event loop's ready queue.
 
 Rules.
@@ -15,7 +15,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Call", "Ticket", "run_call"]
+from typing_extensions import override
+
+__all__ = ["Call", "Driver", "Ticket", "run_call"]
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class Ticket(Generic[T]):
     def __init__(self) -> None:
         self._state = _PENDING
         self._outcome: Any = None
-        self._waiter: Call[Any] | None = None
+        self._waiter: Driver[Any] | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -71,46 +73,67 @@ class Ticket(Generic[T]):
         raise AssertionError("a cancelled ticket was awaited")
 
 
-class Call(Generic[T]):
-    """One coroutine on its way; `on_done(value, error)` is called once unless it is cancelled."""
+class Driver(Generic[T]):
+    """Drives one coroutine; subclasses say what becomes of its outcome.
 
-    __slots__ = ("_coroutine", "_on_done", "_waiting_for")
+    Args:
+        coroutine: not started; None when it is set later.
+    """
 
-    def __init__(
-        self,
-        coroutine: Coroutine[Ticket[Any], None, T],
-        on_done: Callable[[T | None, Exception | None], None],
-    ) -> None:
+    __slots__ = ("_coroutine", "_waiting_for")
+
+    def __init__(self, coroutine: Coroutine[Ticket[Any], None, T] | None) -> None:
         self._coroutine = coroutine
-        self._on_done: Callable[[T | None, Exception | None], None] | None = on_done
         self._waiting_for: Ticket[Any] | None = None
+
+    def done(self, value: T | None, error: Exception | None) -> None:
+        """Take the outcome: called once, unless the coroutine is cancelled."""
+        raise NotImplementedError
 
     def step(self) -> None:
         """Run the coroutine to its next await or its end. Called once to start it."""
-        on_done = self._on_done
-        if on_done is None:
+        coroutine = self._coroutine
+        if coroutine is None:
             return
-        self._waiting_for = None
         try:
-            ticket = self._coroutine.send(None)
+            ticket = coroutine.send(None)
         except StopIteration as stop:
-            self._on_done = None
-            on_done(stop.value, None)
-        except Exception as error:  # noqa: BLE001  # the edge of a request: on_done maps and logs it
-            self._on_done = None
-            on_done(None, error)
+            self._coroutine = self._waiting_for = None
+            self.done(stop.value, None)
+        except Exception as error:  # noqa: BLE001  # the edge of a request: done maps and logs it
+            self._coroutine = self._waiting_for = None
+            self.done(None, error)
         else:
             self._waiting_for = ticket
             ticket._waiter = self
 
     def cancel(self) -> None:
         """Stop: cancel the awaited ticket, close the coroutine, deliver nothing. Idempotent."""
-        if self._on_done is None:
+        coroutine, self._coroutine = self._coroutine, None
+        if coroutine is None:
             return
-        self._on_done = None
         if self._waiting_for is not None:
             self._waiting_for.cancel()
-        self._coroutine.close()
+            self._waiting_for = None
+        coroutine.close()
+
+
+class Call(Driver[T]):
+    """A coroutine whose outcome goes to a function: `on_done(value, error)`."""
+
+    __slots__ = ("_on_done",)
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Ticket[Any], None, T],
+        on_done: Callable[[T | None, Exception | None], None],
+    ) -> None:
+        super().__init__(coroutine)
+        self._on_done = on_done
+
+    @override
+    def done(self, value: T | None, error: Exception | None) -> None:
+        self._on_done(value, error)
 
 
 async def run_call(coroutine: Coroutine[Ticket[Any], None, T]) -> T:

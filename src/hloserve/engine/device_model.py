@@ -116,28 +116,19 @@ class DeviceModel:
             )
         return key
 
-    def has_no_rows(self, arrays: Sequence[Array]) -> bool:
-        """True when the inputs can carry rows, and every one of them carries none."""
-        axes = self._batch_axes
-        if not axes or arrays[axes[0][0]].shape[axes[0][1]]:
-            return False
-        return not any(arrays[place].shape[axis] for place, axis in axes)
-
     def rows_of(self, arrays: Sequence[Array]) -> int:
-        """Rows that the inputs of one request carry; 1 for a model without a batch axis.
+        """Rows that the inputs of one request carry, perhaps none; 1 without a batch axis.
 
         Args:
             arrays: prepared inputs in executable order, ranks already checked.
 
         Raises:
-            TensorMismatch: there are no rows, or two inputs disagree about them.
+            TensorMismatch: two inputs disagree about them.
         """
         if not self._batch_axes:
             return 1
         place, axis = self._batch_axes[0]
         rows: int = arrays[place].shape[axis]
-        if rows == 0:
-            raise self._rows_mismatch(place, axis, "at least 1", rows)
         for other, other_axis in self._batch_axes[1:]:
             if arrays[other].shape[other_axis] != rows:
                 expected = f"{rows} as in input {self.inputs[place].name!r}"

@@ -55,7 +55,7 @@ class QueuedRequest(Ticket[list[Array]]):
         variant: VariantKey = (),
         deadline_ns: int = NEVER_NS,
     ) -> None:
-        super().__init__()
+        self._state, self._outcome, self._waiter = 0, None, None  # as Ticket's, without a call
         self.model = model
         self.inputs = inputs
         self.rows = rows
@@ -79,7 +79,8 @@ def build_requests(
 ) -> list[QueuedRequest]:
     """Make what one request submits: itself or, if no program holds it, its parts.
 
-    Await every part, then `hloserve.engine.assembly.join_outputs` gives the whole again.
+    Await every part, then `hloserve.engine.assembly.join_outputs` gives the whole again. A request
+    of no rows has no parts.
 
     Args:
         model: whose program runs.
@@ -87,12 +88,14 @@ def build_requests(
         deadline_ns: monotonic instant; `NEVER_NS` for none.
 
     Raises:
-        TensorMismatch: the inputs carry no rows, or disagree about them.
+        TensorMismatch: the inputs disagree about their rows.
         BadRequest: no program is compiled for these shapes, or for this many rows in a model that
             can be neither padded nor split.
     """
     variant = model.variant_of(inputs)
     rows = model.rows_of(inputs)
+    if not rows:
+        return []
     if not model.can_coalesce:
         model.check_rows(variant, rows)
     elif rows > (largest := model.largest_size(variant)):

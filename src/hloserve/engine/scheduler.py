@@ -96,7 +96,7 @@ class Scheduler:
         self._withdraw = self.withdraw  # bound once, not per request
 
     def announce_to(self, on_work: Callable[[], object]) -> None:
-        """Tell somebody about work that comes while the dispatch thread sleeps, instead of waking it.
+        """Tell somebody of work that comes while the dispatch thread sleeps, and let it sleep.
 
         Args:
             on_work: called once per piece of news, on the loop thread, by `submit`. It must lead to
@@ -174,7 +174,7 @@ class Scheduler:
     def take_cheap(self, budget_ns: int) -> Dispatch | None:
         """Take the next batch to run it on this thread, if it costs no more than `budget_ns`.
 
-        A batch that costs more, or nobody knows how much, goes to the dispatch thread, which is woken.
+        A batch that costs more, or nobody knows how much, goes to the dispatch thread: it is woken.
         When this gives a batch, call `end_cheap` after it ran.
 
         Threading: loop thread. The dispatch thread sleeps meanwhile: only `submit` and the like

@@ -25,7 +25,7 @@ from hloserve.core.requests import InferRequest, InferResponse
 from hloserve.core.tensors import Array
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
-from hloserve.engine.queued_request import build_requests
+from hloserve.engine.queued_request import QueuedRequest, build_requests
 from hloserve.engine.scheduler import Scheduler
 from hloserve.models.hook_threads import HookThreads
 from hloserve.models.registry import Registry
@@ -74,7 +74,7 @@ class InferenceService:
         self._scheduler = scheduler
         self._hook_threads = hook_threads
         self._metrics = metrics
-        self._clock = clock
+        self.now_ns = clock.now_ns
         self.max_in_flight = max_in_flight
         self.in_flight = 0
 
@@ -83,13 +83,14 @@ class InferenceService:
 
         Errors arrive through `reply` too. Cancel the returned object when the caller goes away.
         """
-        in_flight = InFlight(request, reply, self._finished, self._clock)
+        now_ns = self.now_ns()
+        in_flight = InFlight(self, request, reply, now_ns)
         self.in_flight += 1
         if self.max_in_flight and self.in_flight > self.max_in_flight:
             self._metrics.shed += 1
-            in_flight.finish(None, TooManyInFlight(self.max_in_flight))
-        elif request.deadline_ns <= in_flight.started_ns:
-            in_flight.finish(None, DeadlineExceeded(request.model))
+            in_flight.done(None, TooManyInFlight(self.max_in_flight))
+        elif request.deadline_ns <= now_ns:
+            in_flight.done(None, DeadlineExceeded(request.model))
         else:
             in_flight.begin(self.infer(request))
         return in_flight
@@ -107,7 +108,8 @@ class InferenceService:
         Threading: loop thread, driven by a `Call`; awaits tickets only.
         """
         model = self._registry.get(request.model)
-        check_version(request.model, request.version)
+        if request.version:
+            check_version(request.model, request.version)
         if request.outputs:
             check_output_names(model.outputs, request.outputs)
         check_inputs(model.inputs, request.inputs)
@@ -115,7 +117,12 @@ class InferenceService:
             prepared = await self._hook_threads.run(model.preprocess, request.inputs)
         else:
             prepared = [request.inputs[name] for name in model.input_names]
-        raw = await self._execute(model.device, prepared, request.deadline_ns)
+        parts = build_requests(model.device, prepared, request.deadline_ns)
+        if len(parts) == 1:
+            self._scheduler.submit(parts)
+            raw = await parts[0]
+        else:
+            raw = await self._execute_parts(model.device, prepared, parts)
         if model.has_postprocess:
             outputs = await self._hook_threads.run(model.postprocess, raw)
         else:
@@ -124,29 +131,27 @@ class InferenceService:
             request.model, select_outputs(outputs, request.outputs), request.id, request.version
         )
 
-    async def _execute(
-        self, device: DeviceModel, inputs: list[Array], deadline_ns: int
+    async def _execute_parts(
+        self, device: DeviceModel, inputs: list[Array], parts: list[QueuedRequest]
     ) -> list[Array]:
-        """Run the program on all rows of one request, however many dispatches that takes."""
-        if device.has_no_rows(inputs):
+        """Run a request that no program holds in several dispatches, one of no rows in none."""
+        if not parts:
             return empty_outputs(device, inputs)
-        parts = build_requests(device, inputs, deadline_ns)
         self._scheduler.submit(parts)
-        if len(parts) == 1:
-            return await parts[0]
         try:
             return join_outputs(device.outputs, [await part for part in parts])
         finally:
             for part in parts:
                 part.cancel()  # when one has failed, the others have no reader left
 
-    def _finished(self, in_flight: InFlight, error: Exception | None) -> None:
+    def finished(self, in_flight: InFlight, error: Exception | None) -> None:
         """Count a request that has its answer, or whose caller went away."""
-        status = "OK"
+        status, model = "OK", in_flight.model
         if error is not None:
             status = error.code.value if isinstance(error, HloserveError) else "INTERNAL"
-        model = in_flight.model if self._registry.knows(in_flight.model) else UNKNOWN_MODEL
-        self._metrics.observe(model, status, self._clock.now_ns() - in_flight.started_ns)
+            if not self._registry.knows(model):
+                model = UNKNOWN_MODEL
+        self._metrics.observe(model, status, self.now_ns() - in_flight.started_ns)
         self.in_flight -= 1
 
 

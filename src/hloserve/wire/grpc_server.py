@@ -241,9 +241,8 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
 
     def _begin(self, event: RequestReceived, found: list[ServerEvent[M]]) -> None:
         stream_id = self._last_peer_stream = event.stream_id
-        headers = event.headers
         try:
-            head, timeout_ns = self._head_reader.read(headers)
+            head, timeout_ns, headers = self._head_reader.read(event.headers)
             if self._unsent_at_most > self.limits.max_unsent_bytes:
                 self._check_backlog()
         except NotGrpc as answer:

@@ -48,10 +48,11 @@ def test_inputs_that_disagree_about_rows_are_refused(two_inputs: DeviceModel) ->
     assert "4 as in input 'image'" in str(caught.value)
 
 
-def test_request_without_rows_is_refused(two_inputs: DeviceModel) -> None:
-    """An empty batch is a mistake of the caller."""
-    with pytest.raises(TensorMismatch, match="at least 1"):
-        two_inputs.rows_of([_zeros(0, 3), _zeros(2, 0)])
+def test_request_may_have_no_rows_but_not_in_one_input_only(two_inputs: DeviceModel) -> None:
+    """Zero is a number of rows; inputs must agree on it like on any other."""
+    assert two_inputs.rows_of([_zeros(0, 3), _zeros(2, 0)]) == 0
+    with pytest.raises(TensorMismatch, match="0 as in input"):
+        two_inputs.rows_of([_zeros(0, 3), _zeros(2, 1)])
 
 
 def test_model_without_a_batch_axis_has_one_row() -> None:

@@ -41,10 +41,11 @@ def test_cap_of_the_operator_does_not_split() -> None:
     assert len(build_requests(model, [rows_of(*range(6))])) == 1
 
 
-def test_request_without_rows_is_refused() -> None:
-    """Zero rows never reach a queue."""
-    with pytest.raises(TensorMismatch):
-        build_requests(build_model(FakeBackend()), [np.zeros((0, 3), np.float32)])
+def test_request_without_rows_has_no_parts() -> None:
+    """No rows need no dispatch: the caller answers them by itself."""
+    model = build_model(FakeBackend())
+
+    assert build_requests(model, [np.zeros((0, 3), np.float32)]) == []
 
 
 def test_model_that_cannot_split_refuses_what_no_program_holds() -> None:

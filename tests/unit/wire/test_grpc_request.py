@@ -40,7 +40,7 @@ def test_repeated_headers_give_the_same_head(reader: HeadReader[str]) -> None:
     ]
 
     for headers, timeout_ns in calls:
-        assert reader.read(headers) == (RequestHead("unary", False, False), timeout_ns)
+        assert reader.read(headers) == (RequestHead("unary", False, False), timeout_ns, headers)
 
 
 def test_any_other_change_is_read_anew(reader: HeadReader[str]) -> None:
@@ -53,7 +53,7 @@ def test_any_other_change_is_read_anew(reader: HeadReader[str]) -> None:
     zipped = tuple(
         (b"grpc-encoding", b"gzip") if k == b"grpc-timeout" else (k, v) for k, v in headers
     )
-    assert reader.read(zipped) == (RequestHead("unary", True, False), NO_TIMEOUT)
+    assert reader.read(zipped) == (RequestHead("unary", True, False), NO_TIMEOUT, zipped)
     assert reader.read(headers[:3] + headers[4:])[0] == RequestHead("unary", False, False)
 
 
