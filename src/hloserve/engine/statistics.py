@@ -15,8 +15,8 @@ WAITS_KEPT = 1024
 """Queue waits remembered per model: enough for a p99, small enough for 1,000 models."""
 
 
-COST_WEIGHT = 0.05
-"""Share of a slower execution in the moving average of costs; a quicker one is the new cost."""
+COST_WEIGHT = 0.002
+"""Share of a slower execution in the cost of a program; a quicker one is the new cost."""
 
 
 def percentile(samples: Sequence[int], fraction: float) -> int:

@@ -25,6 +25,7 @@ from hloserve.wire.protobuf_fields import (
     Records,
     length_delimited,
     split_fields,
+    varint,
 )
 from hloserve.wire.protobuf_tensors import announce, array_from_contents, read_tensor
 from hloserve.wire.protos import inference_pb2
@@ -51,6 +52,12 @@ from hloserve.wire.v2_protobuf_metadata import (
     encode_server_live,
     encode_server_metadata,
     encode_server_ready,
+)
+from hloserve.wire.v2_protobuf_repeats import (
+    learn_request,
+    learn_response,
+    repeat_of,
+    response_like,
 )
 
 __all__ = [
@@ -107,6 +114,10 @@ def decode_infer_request(
         NotPossibleNow: a tensor is in shared memory, which this server does not use.
         NotImplementedYet: an output shall be classified.
     """
+    if type(body) is bytes:
+        repeat = repeat_of(body, deadline_ns)
+        if repeat is not None:
+            return repeat
     fields = split_fields(body, _RAW_INPUTS)
     model = _text(fields[_MODEL], "model_name")
     if not model:
@@ -114,7 +125,7 @@ def decode_infer_request(
     outputs = fields[_OUTPUTS]
     entries = fields[_PARAMETERS]
     parameters = {} if entries is None else _parameters(entries)
-    return InferRequest(
+    request = InferRequest(
         model,
         _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input"),
         _text(fields[_ID], "id"),
@@ -123,6 +134,16 @@ def decode_infer_request(
         take_deadline(parameters, now_ns, deadline_ns) if parameters else deadline_ns,
         parameters,
     )
+    raw = fields[_RAW_INPUTS]
+    if type(body) is bytes and raw is not None:
+        learn_request(
+            body,
+            request,
+            [length_delimited(_TENSORS, bytes(record)) for record in fields[_TENSORS] or ()],
+            b"".join(length_delimited(_OUTPUTS, bytes(record)) for record in outputs or ()),
+            [varint(_RAW_INPUTS << 3 | 2) + varint(len(contents)) for contents in raw],
+        )
+    return request
 
 
 def encode_infer_response(response: InferResponse) -> bytes:
@@ -131,12 +152,25 @@ def encode_infer_response(response: InferResponse) -> bytes:
     Raises:
         BadRequest: the answer is larger than a protobuf message can be.
     """
+    outputs = response.outputs
+    is_plain = len(outputs) == 1 and not response.version
+    if is_plain:
+        ((name, array),) = outputs.items()
+        repeat = response_like(response.model, response.id, name, array)
+        if repeat is not None:
+            return repeat
     head: list[bytes | memoryview] = [_model_field(response.model)]
     if response.version:
         head.append(length_delimited(_VERSION, response.version.encode()))
     if response.id:
         head.append(length_delimited(_ID, response.id.encode()))
-    return _join(head, response.outputs, b"", _RAW_OUTPUTS, "output")
+    head_bytes = sum(map(len, head))
+    message = _join(head, outputs, b"", _RAW_OUTPUTS, "output")
+    if is_plain:
+        ((name, array),) = outputs.items()
+        rest = message[head_bytes : len(message) - array.nbytes]
+        learn_response(response.model, name, array, _model_field(response.model), rest)
+    return message
 
 
 def encode_infer_request(request: InferRequest) -> bytes:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.engine_models import build_model, dummy, outcome_of, request, rows_of, spec
 
-from hloserve.core.errors import BadRequest, Cancelled, ShuttingDown, TensorMismatch
+from hloserve.core.errors import BadRequest, Cancelled, ShuttingDown
 from hloserve.core.tickets import Call
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.queued_request import QueuedRequest, build_requests, deliver
