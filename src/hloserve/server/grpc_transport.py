@@ -18,6 +18,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 from typing_extensions import override
@@ -74,6 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self._watch.has_read = True
         self._is_reading = True
         server = self._server
+        server.is_alone_reading = server.connections == 1
         for event in self.http2.receive(server.read_buffer[:nbytes]):
             if type(event) is Rpc:
                 timeout_ns = event.timeout_ns
@@ -86,6 +88,9 @@ class Connection(asyncio.BufferedProtocol):
                     event.fail(error)
             elif type(event) is RpcCancelled:
                 _cancel(event)
+        if server.after_read:
+            server.run_after_read()
+        server.is_alone_reading = False
         self._is_reading = False
         self.flush()
 
@@ -232,6 +237,8 @@ class GrpcServer:
         self.timeouts = timeouts or GrpcTimeouts()
         self.now_ns = clock.now_ns
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
+        self.is_alone_reading = False
+        self.after_read: list[Callable[[], object]] = []
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
         self._is_flush_scheduled = False
@@ -289,6 +296,23 @@ class GrpcServer:
         finally:
             self._is_in_batch = False
             self.flush()
+
+    def soon(self, function: Callable[..., object], *args: object) -> None:
+        """From the loop thread: run a function that answers calls after what has arrived was read.
+
+        That is at the end of this turn of the loop, since other connections may have sent something
+        as well; or, when there is no other one, as soon as the present read is over, which saves a
+        turn.
+        """
+        if self.is_alone_reading:
+            self.after_read.append(partial(function, *args))
+        elif self._loop is not None:
+            self._loop.call_soon(self.run_batch, function, *args)
+
+    def run_after_read(self) -> None:
+        """For the connection that reads: run what was put off until it has read all."""
+        while self.after_read:
+            self.after_read.pop(0)()
 
     def flush(self) -> None:
         """Write the answers that were made since the last flush."""

@@ -127,8 +127,8 @@ class Listeners:
         self._grpc.post(function, *arguments)
 
     def soon(self, function: Callable[..., object], /, *arguments: Any) -> None:
-        """The same from the loop thread, at the end of its present turn."""
-        asyncio.get_running_loop().call_soon(self._grpc.run_batch, function, *arguments)
+        """The same from the loop thread, once it has read what has arrived."""
+        self._grpc.soon(function, *arguments)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new connections, finish what is in flight, cut off what is left after `grace_s`.
