@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hloserve.core.dtypes import DTYPES, DType, by_kserve, by_numpy, by_token
+from hloserve.core.dtypes import DType, by_numpy, by_token
 from hloserve.core.errors import BadRequest, MalformedBody, TensorMismatch
 from hloserve.core.tensors import Array
 from hloserve.wire.protobuf_fields import length_delimited, varint
 from hloserve.wire.protos import inference_pb2
-from hloserve.wire.tensor_bytes import check_shape, format_shape
+from hloserve.wire.tensor_bytes import check_shape, format_shape, known_dtype
 from hloserve.wire.v2_parameters import refuse_shared_memory
 
 __all__ = ["Announced", "announce", "array_from_contents", "read_tensor"]
@@ -84,7 +84,7 @@ def _parse_tensor(record: bytes, role: str) -> Announced:
     name = tensor.name
     if tensor.parameters:
         refuse_shared_memory(f"{role} {name!r}", tensor.parameters)
-    dtype = _dtype(name, tensor.datatype, role)
+    dtype = known_dtype(name, tensor.datatype, role)
     elements = check_shape(name, dtype, tensor.shape, role)
     contents = tensor.contents if tensor.HasField("contents") else None
     size = elements * dtype.itemsize
@@ -92,17 +92,6 @@ def _parse_tensor(record: bytes, role: str) -> Announced:
 
 
 _parse_cached = lru_cache(_CACHE_ENTRIES)(_parse_tensor)
-
-
-def _dtype(name: str, datatype: str, role: str) -> DType:
-    try:
-        return by_kserve(datatype)
-    except KeyError:
-        known = ", ".join(dtype.kserve for dtype in DTYPES if dtype.kserve)
-        what = "BYTES tensors are" if datatype == "BYTES" else f"datatype {datatype!r} is"
-        raise BadRequest(
-            f"{role} {name!r}: {what} not supported; the datatypes are {known}"
-        ) from None
 
 
 def array_from_contents(tensor: Announced, role: str) -> Array:

@@ -1,8 +1,8 @@
 """Between raw tensor bytes and arrays, with every check made before anything is allocated.
 
-What lives here: the rules that the protobuf and the JSON codec share for raw (binary) tensors.
-What does not: typed contents and JSON numbers (each codec has its own), and checks against a
-model's specs (`hloserve.server`). Stateless; any thread.
+What lives here: what the protobuf and the JSON codec share: announced datatypes and shapes, raw
+(binary) data. What does not: typed contents and JSON numbers (each codec has its own), and checks
+against a model's specs (`hloserve.server`). Stateless; any thread.
 
 Rules.
 1. Shapes are judged in exact integers: no extent is negative, and neither the element count nor
@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hloserve.core.dtypes import BOOL, DType
+from hloserve.core.dtypes import BOOL, DTYPES, DType, by_kserve
 from hloserve.core.errors import BadRequest, TensorMismatch
 from hloserve.core.tensors import Array
 
@@ -30,6 +30,7 @@ __all__ = [
     "bytes_of",
     "check_shape",
     "format_shape",
+    "known_dtype",
     "view_as_array",
 ]
 
@@ -48,6 +49,27 @@ def format_shape(shape: Sequence[object]) -> str:
     """Write a shape as messages show it: ``[2,3]``; a long one is cut."""
     shown = ",".join(map(str, shape[:MAX_RANK]))
     return f"[{shown},...]" if len(shape) > MAX_RANK else f"[{shown}]"
+
+
+def known_dtype(name: str, datatype: str, role: str = "input") -> DType:
+    """Look up the datatype that a peer announced.
+
+    Args:
+        name: the tensor's name, for the message.
+        datatype: e.g. ``FP32``.
+        role: what the tensor is, for the message.
+
+    Raises:
+        BadRequest: there is no such datatype, or no program can take it.
+    """
+    try:
+        return by_kserve(datatype)
+    except KeyError:
+        known = ", ".join(dtype.kserve for dtype in DTYPES if dtype.kserve)
+        what = "BYTES tensors are" if datatype == "BYTES" else f"datatype {datatype!r} is"
+        raise BadRequest(
+            f"{role} {name!r}: {what} not supported; the datatypes are {known}"
+        ) from None
 
 
 def check_shape(name: str, dtype: DType, shape: Sequence[int], role: str = "input") -> int:

@@ -1,8 +1,9 @@
 """V2 inference messages in JSON, with the binary tensor extension, on the server's side.
 
-What lives here: the infer request and response. What does not: numbers
-(`hloserve.wire.v2_json_numbers`), the other answers (`hloserve.wire.v2_json_calls`), HTTP, and
-checks against a model's specs (`hloserve.server`). Stateless; any thread.
+What lives here: the infer request and response. What does not: what follows the JSON
+(`hloserve.wire.v2_json_binary`), numbers (`hloserve.wire.v2_json_numbers`), the other answers
+(`hloserve.wire.v2_json_calls`), HTTP, and checks against a model's specs (`hloserve.server`).
+Stateless; any thread.
 
 Rules.
 1. Unknown members are ignored; known ones have the type of the specification, or are null, which
@@ -18,16 +19,27 @@ Source: V2 protocol, "Inference Request/Response"; binary tensor data extension.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, TypeAlias
 
 import msgspec
 
-from hloserve.core.dtypes import DTYPES, DType, by_kserve, by_numpy
-from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody, TensorMismatch
+from hloserve.core.dtypes import DTYPES, by_numpy
+from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody
 from hloserve.core.requests import InferRequest, InferResponse, Parameter
-from hloserve.core.tensors import Array, AxisKind, Tensors, TensorSpec
-from hloserve.wire.tensor_bytes import ByteString, bytes_of, check_shape, view_as_array
+from hloserve.core.tensors import Array, Tensors
+from hloserve.wire.tensor_bytes import (
+    ByteString,
+    array_from_bytes,
+    bytes_of,
+    check_shape,
+    known_dtype,
+)
+from hloserve.wire.v2_json_binary import (
+    LENGTH_HEADER,
+    decode_raw_input,
+    parse_length,
+    take_binary,
+)
 from hloserve.wire.v2_json_calls import (
     encode_error,
     encode_index,
@@ -58,9 +70,6 @@ __all__ = [
     "encode_ready",
     "encode_server_metadata",
 ]
-
-LENGTH_HEADER = "Inference-Header-Content-Length"
-"""The header that carries the length of the JSON part, in both directions."""
 
 Parameters: TypeAlias = dict[str, bool | int | float | str]
 
@@ -143,7 +152,7 @@ def decode_infer_request(
         NotPossibleNow: a tensor is in shared memory, which this server does not use.
         NotImplementedYet: an output shall be classified.
     """
-    json_bytes = len(body) if header_length is None else _parse_length(header_length, len(body))
+    json_bytes = len(body) if header_length is None else parse_length(header_length, len(body))
     if not json_bytes and header_length is not None:
         raw_request = InferRequest(model, {}, "", version, deadline_ns=deadline_ns)
         return raw_request, OutputForms(default_is_binary=True, raw=body)
@@ -156,7 +165,7 @@ def decode_infer_request(
         if tensor.name in request.inputs:
             raise DuplicateTensor(f"input {tensor.name!r}")
         if tensor.parameters:
-            position += _read_binary(tensor, request.inputs, body, position, header_length)
+            position += _read_with_parameters(tensor, request.inputs, body, position, header_length)
         else:
             _read_json(tensor, request.inputs)
     if position != len(body):
@@ -173,17 +182,6 @@ def decode_infer_request(
     if message.outputs:
         request.outputs = _read_outputs(message.outputs, forms.is_binary)
     return request, forms
-
-
-def _parse_length(text: str, body_bytes: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise MalformedBody(
-            f"header {LENGTH_HEADER} is {text[:64]!r}; it must be the length of the JSON part"
-        )
-    length = int(text)
-    if length > body_bytes:
-        raise MalformedBody(f"header {LENGTH_HEADER} is {length}, the body has {body_bytes} bytes")
-    return length
 
 
 # One token or one whole string, so that a token inside a string stays what it is.
@@ -236,20 +234,9 @@ def _not_json(error: Exception, text_bytes: int) -> MalformedBody:
     return MalformedBody(f"the body is not JSON: {error}")
 
 
-def _dtype(name: str, datatype: str) -> DType:
-    try:
-        return by_kserve(datatype)
-    except KeyError:
-        known = ", ".join(dtype.kserve for dtype in DTYPES if dtype.kserve)
-        what = "BYTES tensors are" if datatype == "BYTES" else f"datatype {datatype!r} is"
-        raise BadRequest(
-            f"input {name!r}: {what} not supported; the datatypes are {known}"
-        ) from None
-
-
 def _read_json(tensor: _Input, arrays: Tensors) -> None:
     name = tensor.name
-    dtype = _dtype(name, tensor.datatype)
+    dtype = known_dtype(name, tensor.datatype)
     elements = check_shape(name, dtype, tensor.shape)
     if tensor.data is msgspec.UNSET:
         raise BadRequest(
@@ -260,7 +247,7 @@ def _read_json(tensor: _Input, arrays: Tensors) -> None:
     arrays[name] = array_from_json(name, dtype, tensor.shape, elements, tensor.data, is_numbers)
 
 
-def _read_binary(
+def _read_with_parameters(
     tensor: _Input, arrays: Tensors, body: ByteString, position: int, header_length: str | None
 ) -> int:
     """Read an input that has parameters; returns how many bytes of the binary part it took."""
@@ -270,28 +257,16 @@ def _read_binary(
     if "binary_data_size" not in parameters:
         _read_json(tensor, arrays)
         return 0
-    size = parameters["binary_data_size"]
-    if type(size) is not int or size < 0:
-        raise BadRequest(
-            f"input {name!r}: binary_data_size is {size!r}; it must be an integer of 0 or more"
-        )
     if tensor.data is not msgspec.UNSET:
         raise BadRequest(f"input {name!r} has data and binary_data_size; send one of them")
     if header_length is None:
         raise MalformedBody(
             f"input {name!r} has binary_data_size, but the header {LENGTH_HEADER} is missing"
         )
-    if size > len(body) - position:
-        raise MalformedBody(
-            f"input {name!r}: binary_data_size is {size}, only {len(body) - position} bytes are"
-            " left",
-            position,
-        )
-    dtype = _dtype(name, tensor.datatype)
-    nbytes = check_shape(name, dtype, tensor.shape) * dtype.itemsize
-    data = memoryview(body)[position : position + size]
-    arrays[name] = view_as_array(name, dtype, tensor.shape, nbytes, data)
-    return size
+    data = take_binary(name, parameters["binary_data_size"], body, position)
+    dtype = known_dtype(name, tensor.datatype)
+    arrays[name] = array_from_bytes(name, dtype, tensor.shape, data)
+    return len(data)
 
 
 def _take_flag(parameters: dict[str, Parameter], key: str, where: str) -> bool | None:
@@ -314,46 +289,6 @@ def _read_outputs(outputs: Sequence[_Output], is_binary: dict[str, bool]) -> tup
             if flag is not None:
                 is_binary[output.name] = flag
     return tuple(names)
-
-
-def decode_raw_input(raw: ByteString, specs: Sequence[TensorSpec]) -> Tensors:
-    """Interpret a raw request's body: the bytes of the one input, as a batch of one.
-
-    Args:
-        raw: `OutputForms.raw`.
-        specs: the model's client-facing inputs.
-
-    Raises:
-        BadRequest: the model has several inputs, or more open axes than can be inferred.
-        TensorMismatch: the byte length fits no shape of the input.
-
-    Source: V2 protocol, binary tensor data extension, "Raw Binary Request".
-    """
-    if len(specs) != 1:
-        raise BadRequest(
-            f"a raw request needs a model with one input, this one has {len(specs)};"
-            " send JSON or binary tensors"
-        )
-    spec = specs[0]
-    shape = [1 if axis.kind is AxisKind.BATCH else axis.extent for axis in spec.axes]
-    open_axes = [position for position, extent in enumerate(shape) if extent is None]
-    if len(open_axes) > 1:
-        raise BadRequest(
-            f"input {spec.name!r}: a raw request can leave one variable axis open, this input has"
-            f" {len(open_axes)}; send JSON or binary tensors"
-        )
-    known = [extent for extent in shape if extent is not None]
-    row_bytes = prod(known) * spec.dtype.itemsize
-    if open_axes and row_bytes:
-        if len(raw) % row_bytes:
-            raise TensorMismatch(
-                f"input {spec.name!r}", "byte length", f"a multiple of {row_bytes}", len(raw)
-            )
-        known.insert(open_axes[0], len(raw) // row_bytes)
-    elif open_axes:
-        known.insert(open_axes[0], 0)
-    nbytes = prod(known) * spec.dtype.itemsize
-    return {spec.name: view_as_array(spec.name, spec.dtype, known, nbytes, raw)}
 
 
 def encode_infer_response(

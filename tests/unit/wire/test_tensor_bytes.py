@@ -5,7 +5,7 @@ import pytest
 
 from hloserve.core.dtypes import BOOL, DTYPES, F32, I64, U8, DType, by_token
 from hloserve.core.errors import BadRequest, TensorMismatch
-from hloserve.wire.tensor_bytes import array_from_bytes, bytes_of, check_shape
+from hloserve.wire.tensor_bytes import array_from_bytes, bytes_of, check_shape, known_dtype
 
 
 def test_bytes_become_an_array_without_a_copy() -> None:
@@ -178,3 +178,16 @@ def test_scalars_and_empty_arrays_are_written() -> None:
     """Rank 0 is one element, zero rows are zero bytes."""
     assert np.float64(2.5).tobytes() == bytes(bytes_of(np.array(2.5)))
     assert bytes(bytes_of(np.zeros((0, 4), np.float32))) == b""
+
+
+@pytest.mark.parametrize(
+    ("datatype", "says"),
+    [
+        ("FP31", "output 'y': datatype 'FP31' is not supported; the datatypes are FP16, FP32"),
+        ("BYTES", "output 'y': BYTES tensors are not supported"),
+    ],
+)
+def test_unknown_datatypes_are_refused_with_those_that_are_known(datatype: str, says: str) -> None:
+    """The message names the tensor and what it could be."""
+    with pytest.raises(BadRequest, match=says):
+        known_dtype("y", datatype, "output")

@@ -7,21 +7,17 @@ import numpy as np
 import pytest
 from support.rest_json import binary_body, binary_tensor, body_of, decode, tensor
 
-from hloserve.core.dtypes import by_token
 from hloserve.core.errors import (
     BadRequest,
-    HloserveError,
     MalformedBody,
     NotImplementedYet,
     NotPossibleNow,
-    TensorMismatch,
 )
 from hloserve.core.requests import NEVER_NS, InferResponse
-from hloserve.core.tensors import Axis, AxisKind, Tensors, TensorSpec
+from hloserve.core.tensors import Tensors
 from hloserve.wire.v2_json import (
     OutputForms,
     decode_infer_request,
-    decode_raw_input,
     encode_infer_response,
 )
 
@@ -282,60 +278,6 @@ def test_binary_bool_bytes_are_checked() -> None:
 
     with pytest.raises(BadRequest, match="BOOL element 1 is the byte 2"):
         decode(body, length)
-
-
-def spec(*axes: Axis, token: str = "f32") -> TensorSpec:
-    """An input named x."""
-    return TensorSpec("x", by_token(token), axes)
-
-
-N = Axis("n", AxisKind.BATCH)
-C = Axis("c", AxisKind.FIXED, 2)
-T = Axis("t", AxisKind.VARIABLE)
-
-
-@pytest.mark.parametrize(
-    ("axes", "data", "shape"),
-    [
-        ((N, C), F32[:8], (1, 2)),
-        ((C, N), F32[:8], (2, 1)),
-        ((N, T), F32, (1, 4)),
-        ((N, C, T), F32, (1, 2, 2)),
-        ((T,), b"", (0,)),
-        ((), F32[:4], ()),
-        ((Axis("z", AxisKind.FIXED, 0), T), b"", (0, 0)),
-    ],
-)
-def test_raw_body_is_the_one_input(axes: Any, data: bytes, shape: Any) -> None:
-    """A raw body becomes the model's one input, a batch of one, one open axis inferred."""
-    request, forms = decode(data, "0")
-    assert forms.raw == data
-    assert forms.default_is_binary
-    assert request.inputs == {}
-
-    got = decode_raw_input(data, [spec(*axes)])
-
-    assert list(got) == ["x"]
-    assert got["x"].shape == shape
-
-
-@pytest.mark.parametrize(
-    ("specs", "data", "error"),
-    [
-        ([], b"", BadRequest),
-        ([spec(C), spec(N)], F32, BadRequest),
-        ([spec(T, Axis("u", AxisKind.VARIABLE))], F32, BadRequest),
-        ([spec(N, C)], F32, TensorMismatch),
-        ([spec(N, C, T)], F32[:12], TensorMismatch),
-        ([spec(T)], F32[:3], TensorMismatch),
-    ],
-)
-def test_raw_body_that_cannot_be_explained_is_refused(
-    specs: list[TensorSpec], data: bytes, error: type[HloserveError]
-) -> None:
-    """Several inputs, several open axes or a wrong length are the caller's to mend."""
-    with pytest.raises(error):
-        decode_raw_input(data, specs)
 
 
 def response(**outputs: Any) -> InferResponse:
