@@ -91,11 +91,24 @@ class Dispatcher:
 
     def _run_cheap(self) -> None:
         """Run the next batch here, on the loop thread, if that is quicker than waking the other."""
-        dispatch = self._scheduler.take_cheap(CHEAP_NS)
-        if dispatch is not None:
+        scheduler = self._scheduler
+        try:
+            dispatch = scheduler.take_cheap(CHEAP_NS)
+        except Exception as error:  # noqa: BLE001  # our own fault: logged
+            log_event(log, "take_cheap_failed", level=logging.CRITICAL, error=error)
+            scheduler.wake()  # the other thread meets the same fault, and ends in order
+            return
+        if dispatch is None:
+            return
+        try:
             outputs, outcomes = self._run_dispatch(dispatch)
             _deliver_dispatch(dispatch, outputs, outcomes)
-            self._scheduler.end_cheap()
+        except Exception as error:  # noqa: BLE001  # our own fault: logged, and nobody waits for ever
+            log_event(log, "cheap_dispatch_failed", level=logging.CRITICAL, error=error)
+            everybody = dispatch.requests + dispatch.expired
+            deliver(everybody, [_translated(error, dispatch.model.name) for _ in everybody])
+        finally:
+            scheduler.end_cheap()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end after `Scheduler.drain` or `stop`; False when it has not."""

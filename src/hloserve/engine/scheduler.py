@@ -175,10 +175,10 @@ class Scheduler:
         """Take the next batch to run it on this thread, if it costs no more than `budget_ns`.
 
         A batch that costs more, or nobody knows how much, goes to the dispatch thread: it is woken.
-        When this gives a batch, call `end_cheap` after it ran.
+        When this gives a batch, call `end_cheap` after it ran, whatever became of it.
 
-        Threading: loop thread. The dispatch thread sleeps meanwhile: only `submit` and the like
-        wake it, and they are called on this thread.
+        Threading: loop thread. The dispatch thread sleeps meanwhile: only `drain`, `stop` and
+        this wake it, and they are called on this thread.
         """
         with self._lock:
             self._is_announced = False
@@ -197,9 +197,13 @@ class Scheduler:
         return None
 
     def end_cheap(self) -> None:
-        """Say that the batch of `take_cheap` has run; what still waits is announced again."""
+        """Say that the batch of `take_cheap` has run; what still waits is announced again.
+
+        Threading: loop thread.
+        """
         with self._lock:
-            self._running = 0
+            if self._is_thread_waiting:  # else a caller that it answered closed the scheduler
+                self._running = 0
             if not self._waiting or self._phase is _Phase.STOPPED or self._is_announced:
                 return
             self._is_announced = True
@@ -234,8 +238,16 @@ class Scheduler:
         with self._lock:
             return self._running + sum(len(q.requests) for q in self._waiting.values())
 
+    def wake(self) -> None:
+        """Let the dispatch thread take what waits, cheap or not. Threading: loop thread."""
+        with self._lock:
+            self._wake()
+
     def drain(self) -> None:
-        """Accept nothing new; what is queued still runs, then `next_dispatch` gives None."""
+        """Accept nothing new; what is queued still runs, then `next_dispatch` gives None.
+
+        Threading: loop thread.
+        """
         with self._lock:
             self._close(_Phase.DRAINING)
 
@@ -255,6 +267,7 @@ class Scheduler:
             if self._handed is not None:
                 orphans = [*self._handed.requests, *self._handed.expired, *orphans]
                 self._handed = None
+                self._running = 0
             for queue in self._waiting.values():
                 queue.requests.clear()
             self._waiting.clear()
@@ -288,6 +301,7 @@ class Scheduler:
                         self._running = len(dispatch.requests)
                         return dispatch
                 if self._phase is not _Phase.OPEN:
+                    self._running = 0
                     return None
                 self._is_thread_waiting = True
                 self._work.wait()

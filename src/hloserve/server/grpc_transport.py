@@ -76,22 +76,22 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading = True
         server = self._server
         server.is_alone_reading = server.connections == 1
-        for event in self.http2.receive(server.read_buffer[:nbytes]):
-            if type(event) is Rpc:
-                timeout_ns = event.timeout_ns
-                event.deadline_ns = NEVER_NS if timeout_ns < 0 else server.now_ns() + timeout_ns
-                event.on_cancel = None
-                event.connection = self
-                try:
-                    event.method(event)
-                except Exception as error:  # noqa: BLE001  # the edge of a request: fail logs it
-                    event.fail(error)
-            elif type(event) is RpcCancelled:
-                _cancel(event)
-        if server.after_read:
-            server.run_after_read()
-        server.is_alone_reading = False
-        self._is_reading = False
+        try:
+            for event in self.http2.receive(server.read_buffer[:nbytes]):
+                if type(event) is Rpc:
+                    timeout_ns = event.timeout_ns
+                    event.deadline_ns = NEVER_NS if timeout_ns < 0 else server.now_ns() + timeout_ns
+                    event.on_cancel = None
+                    event.connection = self
+                    try:
+                        event.method(event)
+                    except Exception as error:  # noqa: BLE001  # the edge of a request: fail logs it
+                        event.fail(error)
+                elif type(event) is RpcCancelled:
+                    _cancel(event)
+        finally:
+            server.run_after_read()  # also when we fail: others wait for what was put off
+            self._is_reading = False
         self.flush()
 
     @override
@@ -238,7 +238,7 @@ class GrpcServer:
         self.now_ns = clock.now_ns
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self.is_alone_reading = False
-        self.after_read: list[Callable[[], object]] = []
+        self._after_read: list[Callable[[], object]] = []
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
         self._is_flush_scheduled = False
@@ -301,18 +301,26 @@ class GrpcServer:
         """From the loop thread: run a function that answers calls after what has arrived was read.
 
         That is at the end of this turn of the loop, since other connections may have sent something
-        as well; or, when there is no other one, as soon as the present read is over, which saves a
-        turn.
+        as well; or, without others, as soon as the present read is over, which saves a turn.
         """
         if self.is_alone_reading:
-            self.after_read.append(partial(function, *args))
-        elif self._loop is not None:
+            self._after_read.append(partial(function, *args))
+        else:
+            assert self._loop is not None, "a server that has not started has nothing to answer"
             self._loop.call_soon(self.run_batch, function, *args)
 
     def run_after_read(self) -> None:
-        """For the connection that reads: run what was put off until it has read all."""
-        while self.after_read:
-            self.after_read.pop(0)()
+        """For the connection that has read: run what was put off.
+
+        What that puts off in turn waits for the loop, which minds other things in between.
+        """
+        self.is_alone_reading = False
+        put_off, self._after_read = self._after_read, []
+        for function in put_off:
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001  # not the fault of the peer that was read
+                log_event(log, "after_read_failed", level=logging.ERROR, error=error)
 
     def flush(self) -> None:
         """Write the answers that were made since the last flush."""

@@ -92,7 +92,15 @@ def serve(
         # What is drawn of the start need not be logged as well.
         logging.getLogger("hloserve.server.startup").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(loaded, ports_file, progress, on_ready, open_device, pages or {}))
+        status, is_loading = runner.run(
+            _run(loaded, ports_file, progress, on_ready, open_device, pages or {})
+        )
+    if is_loading:
+        # A compilation cannot be interrupted, and must not have the interpreter torn down under it.
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 async def _run(
@@ -102,7 +110,7 @@ async def _run(
     on_ready: Callable[[Addresses], None] | None,
     open_device: BackendFactory,
     pages: Mapping[str, Path],
-) -> int:
+) -> tuple[int, bool]:
     def decided() -> None:
         if on_ready is not None and worker.is_ready:
             on_ready(addresses)
@@ -114,7 +122,7 @@ async def _run(
     sys.stdout.flush()
     worker.load(open_device, show_progress=show_progress)
     await worker.wait_stopped()
-    return await worker.drain()
+    return await worker.drain(), worker.is_loading
 
 
 def spare_the_collector() -> None:
@@ -291,12 +299,12 @@ class Worker:
         self._hook_threads.close()
         self._listeners.close()
         log_event(log, "stopped", status=self._status)
-        if self._startup is not None and self._startup.is_running:
-            # A compilation cannot be interrupted, and must not be torn down under its feet.
-            sys.stdout.flush()
-            logging.shutdown()
-            os._exit(self._status)
         return self._status
+
+    @property
+    def is_loading(self) -> bool:
+        """True while the start-up thread runs, which nothing can interrupt."""
+        return self._startup is not None and self._startup.is_running
 
     # What `/metrics` reads.
 

@@ -3,7 +3,7 @@
 A client's requests differ from each other in their ids and in the bytes of their tensors. What
 lives here: recognising such a message, and writing such an answer, by comparing and copying whole
 pieces. What does not: reading and checking a message for the first time
-(`hloserve.wire.v2_protobuf`), whose result is what a repeat stands for. Reading takes a third of the
+(`hloserve.wire.v2_protobuf`), whose result is what a repeat stands for. Reading takes half the
 time so, writing half. The server's event loop alone calls it.
 
 Rules.
