@@ -1,9 +1,9 @@
 """V2 inference messages in JSON, with the binary tensor extension, on the server's side.
 
 What lives here: the infer request and response. What does not: what follows the JSON
-(`hloserve.wire.v2_json_binary`), numbers (`hloserve.wire.v2_json_numbers`), the other answers
-(`hloserve.wire.v2_json_calls`), HTTP, and checks against a model's specs (`hloserve.server`).
-Stateless; any thread.
+(`hloserve.wire.v2_json_binary`), numbers (`v2_json_numbers` reads, `v2_json_writing` writes), the
+other answers (`hloserve.wire.v2_json_calls`), HTTP, and checks against a model's specs
+(`hloserve.server`). Stateless; any thread.
 
 Rules.
 1. Unknown members are ignored; known ones have the type of the specification, or are null, which
@@ -49,7 +49,8 @@ from hloserve.wire.v2_json_calls import (
     encode_ready,
     encode_server_metadata,
 )
-from hloserve.wire.v2_json_numbers import NonFinite, array_from_json, json_from_array
+from hloserve.wire.v2_json_numbers import array_from_json
+from hloserve.wire.v2_json_writing import NonFinite, encode_message, json_from_array
 from hloserve.wire.v2_parameters import (
     refuse_output_parameters,
     refuse_shared_memory,
@@ -107,7 +108,6 @@ _flat_decoder = msgspec.json.Decoder(_FlatRequest)
 """The common case: its success proves that no bool is among the numbers, at no cost."""
 
 _DATATYPES = {dtype.numpy: dtype.kserve for dtype in DTYPES if dtype.kserve is not None}
-_encoder = msgspec.json.Encoder()
 
 
 @dataclass(slots=True)
@@ -315,7 +315,7 @@ def encode_infer_response(
         _describe_output(name, array, forms, binary, non_finite)
         for name, array in response.outputs.items()
     ]
-    text = _encoder.encode(message)
+    text = encode_message(message)
     if not binary:
         return text, "application/json", None
     return b"".join((text, *binary)), "application/octet-stream", len(text)

@@ -1,7 +1,8 @@
-"""Between JSON values and arrays: the `data` member of a tensor.
+"""From JSON values to arrays: the `data` member of an input.
 
 What lives here: nesting, counts, number types and ranges. What does not: messages and binary
-tensors (`hloserve.wire.v2_json`). Stateless; any thread.
+tensors (`hloserve.wire.v2_json`), and writing (`hloserve.wire.v2_json_writing`). Stateless; any
+thread.
 
 Rules.
 1. Data is flat, or nested exactly as the shape says; nothing in between.
@@ -20,7 +21,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,7 @@ from hloserve.core.errors import BadRequest, TensorMismatch
 from hloserve.core.tensors import Array
 from hloserve.wire.tensor_bytes import format_shape, view_as_array
 
-__all__ = ["NonFinite", "array_from_json", "json_from_array"]
-
-NonFinite: TypeAlias = Literal["null", "string"]
-"""How NaN and the infinities leave: JSON has no numbers for them."""
+__all__ = ["array_from_json"]
 
 _BF16 = by_token("bf16")
 _FLOATS: Mapping[DType, str] = {
@@ -248,32 +246,3 @@ def _describe(value: Any) -> str:
 def _shorten(value: Any) -> str:
     text = repr(value).replace("True", "true").replace("False", "false")
     return text if len(text) <= 48 else text[:40] + "..."
-
-
-def json_from_array(array: Array, non_finite: NonFinite = "null") -> list[Any]:
-    """The values of a tensor, flat and row-major, ready for JSON.
-
-    Floats narrower than 64 bits become doubles: their text is longer than it must be, and reads
-    back as the same value.
-
-    Args:
-        array: any V2 datatype.
-        non_finite: ``null`` leaves NaN and infinities to the encoder, which writes null.
-    """
-    flat = array.reshape(-1)
-    if flat.dtype == _BF16.numpy:
-        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-            flat = flat.astype(np.float32)
-    values: list[Any] = flat.tolist()
-    if non_finite == "string" and flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return [
-            value
-            if math.isfinite(value)
-            else "NaN"
-            if math.isnan(value)
-            else "Infinity"
-            if value > 0
-            else "-Infinity"
-            for value in values
-        ]
-    return values
