@@ -1,5 +1,8 @@
 """Device models on the fake backend, in one line each, and a loop to deliver on."""
 
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -11,11 +14,11 @@ from hloserve.core.dtypes import F32, DType
 from hloserve.core.tensors import Array, Axis, AxisKind, TensorSpec
 from hloserve.engine.backend import Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey, variant_key
-from hloserve.engine.discipline import Fifo
+from hloserve.engine.discipline import Discipline, Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend, FakeProgram
 from hloserve.engine.queued_request import QueuedRequest, build_requests
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduler import Dispatch, Scheduler
 from hloserve.engine.signature import Signature, TensorType
 
 
@@ -129,8 +132,54 @@ class FakeLoop:
             self.run_one()
 
 
+def wait_until_asleep(scheduler: Scheduler, timeout_s: float = 10.0) -> None:
+    """Wait until the dispatch thread has found nothing to do."""
+    end_s = time.monotonic() + timeout_s
+    while not scheduler.is_thread_waiting:
+        assert time.monotonic() < end_s, "the dispatch thread does not go to sleep"
+        os.sched_yield()
+
+
+class DispatchThread:
+    """A dispatch thread that takes a batch when it is asked to, and runs none."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._asked: SimpleQueue[bool] = SimpleQueue()
+        self._given: SimpleQueue[Dispatch | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="dispatch-by-hand", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._asked.get():
+            self._given.put(self._scheduler.next_dispatch())
+
+    def ask(self) -> None:
+        """Call `next_dispatch` there."""
+        self._asked.put(True)
+
+    def sleep(self) -> None:
+        """Call it when there is nothing to take, and wait until it waits."""
+        self.ask()
+        wait_until_asleep(self._scheduler)
+
+    def given(self) -> Dispatch | None:
+        """What `next_dispatch` gave."""
+        return self._given.get(timeout=10)
+
+    def end(self) -> None:
+        """Stop the scheduler and the thread."""
+        self._scheduler.stop()
+        self._asked.put(False)
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the dispatch thread did not end"
+
+
 class Engine:
-    """A scheduler and a dispatcher on the fake backend; a context manager that ends the thread."""
+    """A scheduler and a dispatcher on the fake backend; a context manager that ends the thread.
+
+    With `runs_cheap` the loop runs cheap batches, and the dispatch thread sleeps at the start.
+    """
 
     def __init__(
         self,
@@ -138,20 +187,30 @@ class Engine:
         *models: DeviceModel,
         clock: Clock | None = None,
         max_queue_depth: int = 1024,
+        discipline: Discipline | None = None,
+        runs_cheap: bool = False,
     ) -> None:
         self.backend = backend
         self.loop = FakeLoop()
         self.clock = clock or SystemClock()
-        self.scheduler = Scheduler(self.clock, Fifo(), max_queue_depth)
+        self.scheduler = Scheduler(self.clock, discipline or Fifo(), max_queue_depth)
+        self._runs_cheap = runs_cheap
         self.ends: list[Exception | None] = []
         self.dispatcher = Dispatcher(
-            backend, self.scheduler, self.clock, self.loop.post, self.ends.append
+            backend,
+            self.scheduler,
+            self.clock,
+            self.loop.post,
+            self.ends.append,
+            soon=self.loop.post if runs_cheap else None,
         )
         for model in models:
             self.scheduler.add(model)
 
     def __enter__(self) -> "Engine":
         self.dispatcher.start()
+        if self._runs_cheap:
+            wait_until_asleep(self.scheduler)
         return self
 
     def __exit__(self, *_: object) -> None:

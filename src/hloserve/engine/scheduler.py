@@ -243,6 +243,12 @@ class Scheduler:
         with self._lock:
             self._wake()
 
+    @property
+    def is_thread_waiting(self) -> bool:
+        """True while the dispatch thread sleeps, so that the loop may run batches. Any thread."""
+        with self._lock:
+            return self._is_thread_waiting
+
     def drain(self) -> None:
         """Accept nothing new; what is queued still runs, then `next_dispatch` gives None.
 

@@ -1,9 +1,17 @@
 """Admission to the queues, and batches from them."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
-from support.engine_models import build_model, dummy, manual_scheduler, outcome_of, spec
+from support.engine_models import (
+    DispatchThread,
+    build_model,
+    dummy,
+    manual_scheduler,
+    outcome_of,
+    spec,
+)
 
 from hloserve.core.clock import ManualClock
 from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
@@ -356,3 +364,236 @@ def test_second_dispatch_thread_is_a_fault() -> None:
 
     with pytest.raises(AssertionError, match="two threads"):
         scheduler.next_dispatch()
+
+
+class _Cheap:
+    """A scheduler that tells of work, its dispatch thread, and models of size 1."""
+
+    def __init__(self, *names: str) -> None:
+        self.scheduler, self.clock = manual_scheduler()
+        self.news = 0
+        self.scheduler.announce_to(self._hear)
+        self.thread = DispatchThread(self.scheduler)
+        backend = FakeBackend()
+        self.models = {name: build_model(backend, name=name, sizes=[1]) for name in names}
+        for model in self.models.values():
+            self.scheduler.add(model)
+
+    def _hear(self) -> None:
+        self.news += 1
+
+    def costs(self, name: str, cost_ns: int) -> None:
+        """Say what a batch of the model costs."""
+        self.models[name].statistics.learn_cost((), 1, cost_ns)
+
+    def submit(self, name: str, deadline_ns: int = 2**63 - 1) -> QueuedRequest:
+        """Queue one row, later than what is queued already."""
+        self.clock.advance(seconds=1)
+        request = dummy(self.models[name], 1, deadline_ns=deadline_ns)
+        self.scheduler.submit([request])
+        return request
+
+
+@pytest.fixture
+def cheap() -> Iterator[_Cheap]:
+    """Two models: "cheap" is known to cost 10 ns, "dear" 1,000; the dispatch thread sleeps."""
+    made = _Cheap("cheap", "dear")
+    made.costs("cheap", 10)
+    made.costs("dear", 1000)
+    made.thread.sleep()
+    yield made
+    made.thread.end()
+
+
+def test_work_is_told_of_once_while_the_thread_sleeps(cheap: _Cheap) -> None:
+    """More submissions are no news until somebody came for the first."""
+    for _ in range(3):
+        cheap.submit("cheap")
+
+    assert cheap.news == 1
+    assert cheap.scheduler.is_thread_waiting
+
+
+def test_nobody_is_told_while_the_thread_is_awake(cheap: _Cheap) -> None:
+    """A thread that runs a batch takes the next one without being told."""
+    dear = cheap.submit("dear")
+    assert cheap.scheduler.take_cheap(100) is None
+    assert [dear] == _given(cheap).requests
+    later = cheap.submit("cheap")
+
+    assert (cheap.news, cheap.scheduler.take_cheap(100)) == (1, None)
+    cheap.thread.ask()
+    assert [later] == _given(cheap).requests
+
+
+def test_cheap_batches_are_given_one_by_one_and_what_is_left_is_told_of(cheap: _Cheap) -> None:
+    """Who runs cheap batches comes back to its other work between them."""
+    requests = [cheap.submit("cheap") for _ in range(2)]
+    for number, request in enumerate(requests):
+        dispatch = cheap.scheduler.take_cheap(10)
+        assert dispatch is not None
+        assert [request] == dispatch.requests
+        assert cheap.scheduler.in_flight == 2 - number
+        cheap.scheduler.end_cheap()
+
+    assert (cheap.news, cheap.scheduler.in_flight) == (2, 0)
+    assert cheap.scheduler.take_cheap(10) is None
+
+
+@pytest.mark.parametrize("budget_ns", [0, 9])
+def test_batch_over_the_budget_goes_to_the_thread(cheap: _Cheap, budget_ns: int) -> None:
+    """Whoever asks for less than a batch costs gets nothing, and the thread gets the batch."""
+    request = cheap.submit("cheap")
+
+    assert cheap.scheduler.take_cheap(budget_ns) is None
+    assert [request] == _given(cheap).requests
+
+
+def test_batch_of_unknown_cost_goes_to_the_thread() -> None:
+    """Nobody lets the loop wait for a program that was never timed."""
+    made = _Cheap("new")
+    made.thread.sleep()
+    request = made.submit("new")
+
+    assert made.scheduler.take_cheap(10**12) is None
+    assert [request] == _given(made).requests
+    made.thread.end()
+
+
+def test_what_was_handed_over_is_not_overtaken(cheap: _Cheap) -> None:
+    """However much cheap work comes, none runs before the thread has taken and run its batch."""
+    first, dear = cheap.submit("cheap"), cheap.submit("dear")
+    later = [cheap.submit("cheap") for _ in range(2)]
+    taken = cheap.scheduler.take_cheap(100)
+    assert taken is not None
+    assert [first] == taken.requests
+    cheap.scheduler.end_cheap()
+
+    for _ in range(3):
+        assert cheap.scheduler.take_cheap(100) is None
+
+    assert [dear] == _given(cheap).requests
+    for request in later:
+        cheap.thread.ask()
+        assert [request] == _given(cheap).requests
+
+
+def test_expired_requests_cost_nothing(cheap: _Cheap) -> None:
+    """A dispatch that only says "too late" is cheap whatever its model costs."""
+    late = cheap.submit("dear", deadline_ns=0)
+
+    dispatch = cheap.scheduler.take_cheap(0)
+
+    assert dispatch is not None
+    assert ([], [late], 0) == (dispatch.requests, dispatch.expired, dispatch.cost_ns)
+
+
+def test_work_that_is_cancelled_after_it_was_told_of_is_not_missed(cheap: _Cheap) -> None:
+    """Coming for nothing is harmless, and the next request is told of again."""
+    cheap.submit("cheap").cancel()
+
+    assert cheap.scheduler.take_cheap(100) is None
+    cheap.submit("cheap")
+    assert cheap.news == 2
+
+
+def test_cancelled_requests_that_are_still_queued_are_passed_over(cheap: _Cheap) -> None:
+    """A batch of nobody is not given."""
+    gone, stays = cheap.submit("cheap"), cheap.submit("dear")
+    gone.withdraw = None
+    gone.cancel()
+
+    dispatch = cheap.scheduler.take_cheap(1000)
+
+    assert dispatch is not None
+    assert [stays] == dispatch.requests
+
+
+def test_drain_leaves_work_that_was_told_of_to_the_thread(cheap: _Cheap) -> None:
+    """What waits while the server drains is served by the thread, before it ends."""
+    request = cheap.submit("cheap")
+    cheap.scheduler.drain()
+
+    assert [request] == _given(cheap).requests
+    assert cheap.scheduler.take_cheap(100) is None
+    cheap.thread.ask()
+    assert cheap.thread.given() is None
+
+
+def test_stop_fails_work_that_was_told_of(cheap: _Cheap) -> None:
+    """Who comes for it then finds nothing."""
+    request = cheap.submit("cheap")
+
+    assert [request] == cheap.scheduler.stop()
+
+    assert cheap.scheduler.take_cheap(100) is None
+    assert cheap.thread.given() is None
+    with pytest.raises(ShuttingDown):
+        outcome_of(request)
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_stop_while_a_batch_is_handed_over_loses_nobody(cheap: _Cheap, attempt: int) -> None:
+    """Either the thread was quicker and runs it, or everybody in it is told; never both."""
+    request, late = cheap.submit("dear"), cheap.submit("dear", deadline_ns=0)
+    assert cheap.scheduler.take_cheap(100) is None
+
+    failed = cheap.scheduler.stop()
+    dispatch = cheap.thread.given()
+
+    if dispatch is None:
+        assert {request, late} == set(failed)
+        assert cheap.scheduler.in_flight == 0
+    else:
+        assert ([request], [late]) == (dispatch.requests, failed)
+
+
+def test_removing_a_model_leaves_the_batch_that_was_handed_over(cheap: _Cheap) -> None:
+    """It counts as running; those behind it are told."""
+    running, waiting = cheap.submit("dear"), cheap.submit("dear")
+    assert cheap.scheduler.take_cheap(100) is None
+
+    assert [waiting] == cheap.scheduler.remove("dear")
+
+    assert [running] == _given(cheap).requests
+
+
+def test_closing_while_a_cheap_batch_is_answered_gives_the_device_to_the_thread(
+    cheap: _Cheap,
+) -> None:
+    """What the thread runs is counted as running, although the cheap batch ends later."""
+    cheap.submit("cheap")
+    waiting = cheap.submit("cheap")
+    assert cheap.scheduler.take_cheap(100) is not None
+    cheap.scheduler.drain()
+    assert [waiting] == _given(cheap).requests
+
+    cheap.scheduler.end_cheap()
+
+    assert cheap.scheduler.in_flight == 1
+
+
+def test_stopping_while_a_cheap_batch_is_answered_is_the_end(cheap: _Cheap) -> None:
+    """Nothing is told of any more."""
+    cheap.submit("cheap")
+    assert cheap.scheduler.take_cheap(100) is not None
+    cheap.scheduler.stop()
+
+    cheap.scheduler.end_cheap()
+
+    assert (cheap.news, cheap.thread.given(), cheap.scheduler.in_flight) == (1, None, 0)
+
+
+def test_woken_thread_takes_cheap_work_too(cheap: _Cheap) -> None:
+    """`wake` is for somebody who was told of work and cannot come."""
+    request = cheap.submit("cheap")
+
+    cheap.scheduler.wake()
+
+    assert [request] == _given(cheap).requests
+
+
+def _given(cheap: _Cheap) -> Dispatch:
+    dispatch = cheap.thread.given()
+    assert dispatch is not None
+    return dispatch
