@@ -9,8 +9,9 @@ from support import bundle_examples as examples
 from support.bundle_strategies import mutations, names, plain_values
 
 from hloserve.bundle.manifest import parse_manifest
-from hloserve.bundle.yaml_text import YamlFault, dump_yaml, load_yaml
+from hloserve.bundle.yaml_writing import dump_yaml
 from hloserve.core.errors import ManifestProblem
+from hloserve.core.yaml_text import YamlFault, load_yaml
 
 EXAMPLES = [
     examples.AFFINE,

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.engine_models import (
+    DispatchThread,
     Engine,
     build_model,
     dummy,
@@ -18,6 +19,7 @@ from support.engine_models import (
     outcome_of,
     request,
     spec,
+    wait_until_asleep,
 )
 
 from hloserve.core.errors import HloserveError, ModelNotFound, QueueFull, ShuttingDown
@@ -25,6 +27,10 @@ from hloserve.core.requests import NEVER_NS
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.queued_request import QueuedRequest
+from hloserve.engine.scheduler import Dispatch
+
+costs = st.integers(0, 20)
+"""Of a batch, in ns: the scheduler compares them and nothing else."""
 
 NAMES = ("a", "b", "c")
 DEPTH = 6
@@ -44,7 +50,11 @@ def _model(name: str, sizes: list[int], cap: int | None) -> DeviceModel:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every request is in exactly one place, and each queue is served in order."""
+    """Every request is in exactly one place, and each queue is served in order.
+
+    The test plays the loop thread. The dispatch thread is a real one that takes a batch when it is
+    asked to; while it sleeps, the loop takes cheap ones.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +64,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.submitted: list[QueuedRequest] = []
         self.left: Counter[QueuedRequest] = Counter()
         self.is_open = True
+        self.scheduler.announce_to(self._hear)
+        self.thread = DispatchThread(self.scheduler)
+        self.is_asleep = False  # the dispatch thread, for want of work
+        self.is_told = False  # somebody was told of work and has not come yet
+        self.cheap: Dispatch | None = None  # what the loop runs
+
+    def _hear(self) -> None:
+        assert not self.is_told, "the same news twice"
+        self.is_told = True
+
+    def teardown(self) -> None:
+        """End the dispatch thread."""
+        self.thread.end()
 
     @initialize(
         sizes=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3, unique=True),
@@ -92,6 +115,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.submit(requests)
         queue.extend(requests)
         self.submitted += requests
+        assert self.is_told or not self.is_asleep, "work came, and nobody was told"
+
+    @rule(name=st.sampled_from(NAMES), size=st.sampled_from([1, 2, 4, 8]), cost=costs)
+    def learn(self, name: str, size: int, cost: int) -> None:
+        """An execution was timed; batches of other sizes stay unknown."""
+        for width in (1, 2):
+            self.models[name].statistics.learn_cost((width,), size, cost)
 
     @precondition(lambda self: any(self.queues.values()))
     @rule(data=st.data())
@@ -108,15 +138,50 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Time passes."""
         self.clock.advance(seconds=seconds)
 
-    @precondition(lambda self: any(self.queues.values()))
+    @precondition(lambda self: not self.is_asleep)
     @rule()
     def dispatch(self) -> None:
-        """The oldest front is served, in order, by requests of one variant that fit."""
+        """The dispatch thread takes a batch, or sleeps, or ends."""
+        self.thread.ask()
+        if any(self.queues.values()):
+            self._check_taken(self.thread.given())
+        elif self.is_open:
+            wait_until_asleep(self.scheduler)
+            self.is_asleep = True
+        else:
+            assert self.thread.given() is None
+
+    @precondition(lambda self: self.cheap is None)
+    @rule(budget=costs)
+    def come_for_cheap_work(self, budget: int) -> None:
+        """The loop gets the next batch if it is cheap, else the dispatch thread does."""
+        self.is_told = False
+        dispatch = self.scheduler.take_cheap(budget)
+
+        if dispatch is not None:
+            assert self.is_asleep, "two batches at once"
+            assert dispatch.cost_ns <= budget
+            self._check_taken(dispatch)
+            self.cheap = dispatch
+        elif self.is_asleep and any(self.queues.values()):
+            self.is_asleep = False
+            handed = self.thread.given()
+            assert handed is not None
+            assert handed.cost_ns > budget
+            self._check_taken(handed)
+
+    @precondition(lambda self: self.cheap is not None)
+    @rule()
+    def end_cheap_run(self) -> None:
+        """What waits by then is told of."""
+        self.cheap = None
+        self.scheduler.end_cheap()
+        assert self.is_told or not self.is_asleep or not any(self.queues.values())
+
+    def _check_taken(self, dispatch: Dispatch | None) -> None:
+        """It is of the oldest front, in order, and of requests of one variant that fit."""
         fronts = {name: queue[0] for name, queue in self.queues.items() if queue}
         name = min(fronts, key=lambda name: (fronts[name].enqueued_ns, name))
-
-        dispatch = self.scheduler.next_dispatch()
-
         assert dispatch is not None
         assert dispatch.model is self.models[name]
         now_ns, queue = self.clock.now_ns(), self.queues[name]
@@ -131,6 +196,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for taken in (*dispatch.requests, *dispatch.expired):
             queue.remove(taken)
             self.left[taken] += 1
+
+    def _check_woken(self) -> None:
+        """The end of the scheduler wakes the dispatch thread, which serves what is left."""
+        self.is_open = False
+        if self.is_asleep:
+            self.is_asleep = False
+            if any(self.queues.values()):
+                self._check_taken(self.thread.given())
+            else:
+                assert self.thread.given() is None
 
     @rule(name=st.sampled_from(NAMES))
     def remove(self, name: str) -> None:
@@ -156,7 +231,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         """Nothing new is taken on; what waits is still served."""
         self.scheduler.drain()
-        self.is_open = False
+        self._check_woken()
 
     @precondition(lambda self: len(self.submitted) > 5)
     @rule()
@@ -169,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for queue in self.queues.values():
             queue.clear()
         self.left.update(waiting)
-        self.is_open = False
+        self._check_woken()
 
     @invariant()
     def nothing_is_lost_and_nothing_is_given_twice(self) -> None:

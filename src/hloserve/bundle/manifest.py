@@ -17,9 +17,9 @@ from hloserve.bundle import rules, sections
 from hloserve.bundle.axes import VariableAxis, variable_axes
 from hloserve.bundle.files import read_bounded
 from hloserve.bundle.findings import describe, raise_findings
-from hloserve.bundle.yaml_text import YamlFault, load_yaml
 from hloserve.core.errors import ManifestProblem
 from hloserve.core.tensors import TensorSpec
+from hloserve.core.yaml_text import YamlFault, load_yaml
 
 __all__ = [
     "FOREIGN_HOOK_FILE",

@@ -1,7 +1,8 @@
 """The text of a manifest, and the provenance in it.
 
 What lives here: which keys are written, in which order and style. What does not: YAML itself
-(`hloserve.bundle.yaml_text`) and the notation of axes (`hloserve.bundle.axes`). Pure; any thread.
+(`hloserve.bundle.yaml_writing`) and the notation of axes (`hloserve.bundle.axes`). Pure; any
+thread.
 """
 
 import os
@@ -11,7 +12,7 @@ import numpy as np
 
 from hloserve.bundle.axes import format_tensor, is_whole
 from hloserve.bundle.findings import describe
-from hloserve.bundle.yaml_text import Quoted, dump_yaml
+from hloserve.bundle.yaml_writing import Quoted, dump_yaml
 from hloserve.core.tensors import TensorSpec
 
 __all__ = ["PATCH_FILE", "format_manifest", "plain_provenance", "split_provenance"]

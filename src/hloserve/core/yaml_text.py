@@ -1,7 +1,8 @@
-"""The YAML of `manifest.yaml`: a strict reader for hostile text, and a writer that quotes enough.
+"""YAML that others wrote, in manifests and node files: a strict reader for hostile text.
 
-What lives here: text to plain values (mappings, lists, strings, numbers, booleans, null) and back.
-What does not: what the keys mean (`hloserve.bundle.manifest`). Pure functions; any thread.
+What lives here: text to plain values (mappings, lists, strings, numbers, booleans, null). What does
+not: files, and what the keys mean (`hloserve.bundle.manifest`, `hloserve.config.layers`). Pure
+functions; any thread.
 
 Rules.
 1. No anchors, aliases and tags: a document is no larger than its text, and holds plain values only.
@@ -10,21 +11,17 @@ Rules.
 3. Every fault of the text is a `YamlFault`, whatever the library raises for it.
 """
 
-import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import closing
 from typing import Any, NoReturn, cast
 
 import yaml
-from typing_extensions import override
 
 __all__ = [
     "FASTEST_PARSER",
     "MAX_DEPTH",
     "MAX_VALUES",
-    "Quoted",
     "YamlFault",
-    "dump_yaml",
     "load_yaml",
 ]
 
@@ -32,10 +29,6 @@ MAX_DEPTH = 50
 MAX_VALUES = 50_000
 _MAX_NUMBER_LENGTH = 100
 _PREFIX = "tag:yaml.org,2002:"
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(?<![.])\Z")
-_RESERVED = frozenset(
-    ("y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf")
-)  # in some version of YAML
 
 # Ten times as fast where libyaml was there when PyYAML was built; both give the same events.
 FASTEST_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -45,25 +38,27 @@ class YamlFault(Exception):
     """Text that is not acceptable YAML; the message says where and why."""
 
 
-class Quoted(str):
-    """A string that the writer always puts in quotes."""
-
-    __slots__ = ()
-
-
-def load_yaml(text: str, parser: Any = FASTEST_PARSER) -> object:
-    """Parse one document into plain values.
+def load_yaml(
+    text: str,
+    parser: Any = FASTEST_PARSER,
+    *,
+    max_depth: int = MAX_DEPTH,
+    max_values: int = MAX_VALUES,
+) -> object:
+    """Parse one document into plain values; None when there is none.
 
     Args:
         text: the document.
         parser: one of the library's loader classes; only its events are used.
+        max_depth: how many mappings and lists may be inside each other.
+        max_values: how many values, keys among them, there may be.
 
     Raises:
         YamlFault: the text breaks YAML or one of this module's rules.
     """
     try:
         with closing(cast("Any", yaml.parse(text, Loader=parser))) as events:
-            return _Reader(events).read_document()
+            return _Reader(events, max_depth, max_values).read_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -77,8 +72,10 @@ def load_yaml(text: str, parser: Any = FASTEST_PARSER) -> object:
 class _Reader:
     """Builds plain values from the parser's events."""
 
-    def __init__(self, events: Iterator[yaml.Event]) -> None:
+    def __init__(self, events: Iterator[yaml.Event], max_depth: int, max_values: int) -> None:
         self._events = events
+        self._max_depth = max_depth
+        self._max_values = max_values
         self._values = 0
 
     def read_document(self) -> object:
@@ -95,16 +92,16 @@ class _Reader:
 
     def _read_value(self, event: yaml.Event, depth: int) -> object:
         self._values += 1
-        if self._values > MAX_VALUES:
-            _refuse(f"there are more than {MAX_VALUES} values", event)
+        if self._values > self._max_values:
+            _refuse(f"there are more than {self._max_values} values", event)
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:  # type: ignore[attr-defined]  # all events that begin a value have it
             _refuse("anchors (&) and aliases (*) are not allowed; write the value out", event)
         if event.tag is not None:  # type: ignore[attr-defined]  # likewise
             _refuse("tags (!) are not allowed; write the plain value", event)
         if isinstance(event, yaml.ScalarEvent):
             return _read_scalar(event)
-        if depth >= MAX_DEPTH:
-            _refuse(f"nested deeper than {MAX_DEPTH} levels", event)
+        if depth >= self._max_depth:
+            _refuse(f"nested deeper than {self._max_depth} levels", event)
         if isinstance(event, yaml.SequenceStartEvent):
             return self._read_list(depth + 1)
         return self._read_mapping(depth + 1)
@@ -154,59 +151,3 @@ def _read_scalar(event: yaml.ScalarEvent) -> object:
         except UnicodeEncodeError:
             _refuse("a string holds half of a surrogate pair", event)
     return text
-
-
-def dump_yaml(document: Mapping[str, Any], flow: frozenset[str]) -> str:
-    """Write a document, one top-level key after the other.
-
-    Args:
-        document: plain values; `Quoted` strings are always quoted.
-        flow: top-level keys, plain words, whose entries are written in one line each, as
-            ``{name: x}``.
-    """
-    parts = []
-    for key, value in document.items():
-        if key in flow and isinstance(value, list) and value:
-            parts.append(f"{key}:\n" + "".join(f"  - {_dump_line(entry)}\n" for entry in value))
-        elif key in flow:
-            parts.append(f"{key}: {_dump_line(value)}\n")
-        else:
-            parts.append(yaml.dump({key: value}, Dumper=_QuotingDumper, **_LAYOUT))
-    return "".join(parts)
-
-
-def _dump_line(value: object) -> str:
-    # As the only entry of a list, because YAML ends a document that is a bare word with dots.
-    options = _LAYOUT | {"default_flow_style": True}
-    line: str = yaml.dump([value], Dumper=_QuotingDumper, **options)
-    return line.rstrip("\n")[1:-1]
-
-
-_LAYOUT: dict[str, Any] = {
-    "sort_keys": False,
-    "default_flow_style": False,
-    "allow_unicode": True,
-    "width": 1 << 30,
-}
-
-
-class _QuotingDumper(yaml.SafeDumper):
-    """Quotes every string that any YAML version could take for something else."""
-
-    @override
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-    @override
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    is_plain = _PLAIN.match(text) is not None and text.lower() not in _RESERVED
-    style = None if is_plain and not isinstance(text, Quoted) else '"'
-    return dumper.represent_scalar(_PREFIX + "str", str(text), style=style)
-
-
-_QuotingDumper.add_representer(str, _represent_text)
-_QuotingDumper.add_representer(Quoted, _represent_text)
