@@ -14,7 +14,7 @@ Rules.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ try:
 except (ImportError, AttributeError) as moved:
     raise UntestedVersion("jax", jax.__version__, "0.10 to 0.11") from moved
 
-__all__ = ["XlaBackend", "XlaExecutable"]
+__all__ = ["XlaBackend", "XlaExecutable", "client_options", "request_memory"]
 
 _NEEDED = re.compile(r"allocat\w*\s+(\d+)")
 _AVALS_KEPT = 8192
@@ -76,6 +76,9 @@ class XlaBackend(Backend):
     Args:
         platform: ``cpu``, or a platform whose jax plugin is installed (``cuda``).
         ordinal: which of its devices.
+        mem_fraction: share of the device's memory that may be used; None leaves it to jax.
+        preallocate: take that share at once; None leaves it to jax. Like `mem_fraction` it counts
+            for the first accelerator client of the process, and not for the CPU.
 
     Raises:
         ConfigProblem: there is no such device.
@@ -83,8 +86,17 @@ class XlaBackend(Backend):
     Threading: `read_program`, `specialise` and `compile` on any thread; see `Backend`.
     """
 
-    def __init__(self, platform: str = "cpu", ordinal: int = 0) -> None:
+    def __init__(
+        self,
+        platform: str = "cpu",
+        ordinal: int = 0,
+        *,
+        mem_fraction: float | None = None,
+        preallocate: bool | None = None,
+    ) -> None:
         self._platform = platform
+        if platform != "cpu":
+            request_memory(mem_fraction, preallocate)
         devices = _devices(platform)
         if not 0 <= ordinal < len(devices):
             raise ConfigProblem(
@@ -214,6 +226,39 @@ class XlaBackend(Backend):
                 self._avals.clear()
             aval = self._avals[shape, dtype] = ShapedArray(shape, dtype)
         return aval
+
+
+def request_memory(mem_fraction: float | None, preallocate: bool | None) -> None:
+    """Set how much memory the client takes that jax makes for an accelerator, later and once.
+
+    jax merges this setting of its own into the options of the plugin, over what XLA_* variables of
+    the environment say.
+    """
+    given = jax.config.jax_pjrt_client_create_options
+    options = client_options(given, mem_fraction, preallocate)
+    if options:
+        jax.config.update("jax_pjrt_client_create_options", options)
+
+
+def client_options(
+    given: str | Mapping[str, Any] | None, mem_fraction: float | None, preallocate: bool | None
+) -> dict[str, Any]:
+    """Add ours to the client options that an operator gave jax, which are kept.
+
+    Args:
+        given: as jax takes them, ``key:value;key:value`` or a mapping.
+        mem_fraction: None adds nothing.
+        preallocate: None adds nothing.
+    """
+    if isinstance(given, str):
+        pairs = (pair.partition(":") for pair in given.split(";") if pair)
+        given = {key: value for key, _, value in pairs}
+    options = dict(given or {})
+    if mem_fraction is not None:
+        options["memory_fraction"] = mem_fraction
+    if preallocate is not None:
+        options["preallocate"] = preallocate
+    return options
 
 
 def _devices(platform: str) -> list[Any]:

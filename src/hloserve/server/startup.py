@@ -39,7 +39,12 @@ def open_backend(config: RuntimeConfig) -> Backend:
     from hloserve.engine.xla_backend import XlaBackend  # costs half a second: after the ports
 
     try:
-        return XlaBackend(config.backend, config.device_ordinal)
+        return XlaBackend(
+            config.backend,
+            config.device_ordinal,
+            mem_fraction=config.mem_fraction,
+            preallocate=config.preallocate,
+        )
     except HloserveError as error:
         if config.backend == "cpu" or not config.allow_cpu_fallback:
             raise

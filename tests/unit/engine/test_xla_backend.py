@@ -4,12 +4,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jaxlib.version
 import numpy as np
 import pytest
+from jax._src import xla_bridge
 from support.models_bundles import WEIGHTS, affine, affine_text, identity_text
 
 from hloserve.core.dtypes import BOOL, DTYPES, F32, I64, DType
@@ -17,9 +19,16 @@ from hloserve.core.errors import BackendFailed, ConfigProblem, DeviceMemoryFull
 from hloserve.core.tensors import Array
 from hloserve.engine.arena import HostArena
 from hloserve.engine.signature import TensorType
-from hloserve.engine.xla_backend import XlaBackend, XlaExecutable
+from hloserve.engine.xla_backend import (
+    XlaBackend,
+    XlaExecutable,
+    client_options,
+    request_memory,
+)
 
 pytestmark = pytest.mark.xla
+
+_MEMORY = {"memory_fraction": 0.9, "preallocate": False}
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +311,52 @@ def test_missing_device_is_a_setting_to_correct() -> None:
         XlaBackend("cpu", 3)
     with pytest.raises(ConfigProblem, match=r"runtime\.backend: abacus"):
         XlaBackend("abacus")
+
+
+@pytest.mark.parametrize(
+    ("given", "mem_fraction", "preallocate", "options"),
+    [
+        (None, None, None, {}),
+        (None, 0.5, None, {"memory_fraction": 0.5}),
+        (None, 0.9, False, {"memory_fraction": 0.9, "preallocate": False}),
+        ({"a": 1, "preallocate": True}, 0.9, False, {"a": 1, **_MEMORY}),
+        ("a:1;b:x;", 0.9, False, {"a": "1", "b": "x", **_MEMORY}),
+        ("", 0.9, False, _MEMORY),
+    ],
+)
+def test_memory_settings_join_the_options_that_jax_was_given(
+    given: Any, mem_fraction: float, preallocate: bool, options: Mapping[str, Any]
+) -> None:
+    """An operator's other options are kept, in each form that jax takes them."""
+    assert options == client_options(given, mem_fraction, preallocate)
+
+
+@pytest.fixture
+def restored_options() -> Iterator[None]:
+    """What a test sets for jax's next client is undone."""
+    before = jax.config.jax_pjrt_client_create_options
+    yield
+    jax.config.update("jax_pjrt_client_create_options", before)
+
+
+@pytest.mark.usefixtures("restored_options")
+def test_jax_takes_the_memory_settings_for_its_gpu_client() -> None:
+    """They are among the options that jax merges last when it makes the client of a plugin."""
+    request_memory(0.25, False)
+
+    options = xla_bridge._options_from_jax_configs("cuda")
+
+    assert (options["memory_fraction"], options["preallocate"]) == (0.25, False)
+
+
+@pytest.mark.usefixtures("restored_options")
+def test_memory_settings_leave_the_cpu_alone() -> None:
+    """The CPU has no such limit, and a later client shall not get it by accident."""
+    before = jax.config.jax_pjrt_client_create_options
+
+    XlaBackend("cpu", mem_fraction=0.1, preallocate=True)
+
+    assert before == jax.config.jax_pjrt_client_create_options
 
 
 def _import_with(hidden: str) -> str:
