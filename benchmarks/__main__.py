@@ -1,9 +1,10 @@
 """`make bench`: load on hloserve and, in the same run, on what it is compared with.
 
-    python -m benchmarks [--rounds 3] [--seconds 2] [--out build/bench.json]
+    python -m benchmarks [--rounds 5] [--seconds 1.5] [--out .benchmarks/load.json]
 
-The rounds are interleaved over the servers, so a busy minute hits all of them; figures are medians.
-Read the ratios: absolute figures do not carry over to another machine.
+The rounds are interleaved over the servers, so a busy minute hits all of them; figures are medians,
+and a ratio is the median of the rounds' ratios. Read the ratios: absolute figures do not carry over
+to another machine.
 """
 
 import argparse
@@ -15,12 +16,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import grpc
 import numpy as np
 
 from benchmarks.mlp import write_mlp_bundle
@@ -40,6 +43,22 @@ class Target:
     kind: str
     port: int
     metrics_url: str | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """Medians of one server under one load; ratios are hloserve's over this server's."""
+
+    server: str
+    connections: int
+    streams: int
+    rate: float
+    p50_s: float
+    p99_s: float
+    errors: float
+    mean_batch: float | None
+    rate_ratio: float = 1.0
+    p50_ratio: float = 1.0
 
 
 def grpc_body() -> bytes:
@@ -75,9 +94,12 @@ def started_hloserve(directory: Path) -> Iterator[Mapping[str, int]]:
     ports = directory / "ports.json"
     command = [
         sys.executable, "-m", "hloserve", "serve", str(directory / "repository"),
+        "--log-format", "json",
         "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--ports-file", str(ports),
     ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         try:
             for line in process.stderr:
@@ -120,8 +142,8 @@ def counters(target: Target) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
 
 
-def run(rounds: int, seconds: float) -> list[dict[str, object]]:
-    """Measure everything; one record per target and shape."""
+def run(rounds: int, seconds: float) -> tuple[list[Record], Mapping[str, float]]:
+    """Measure everything: one record per target and shape, and the unloaded latency."""
     samples: dict[tuple[str, int, int], list[dict[str, float]]] = {}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -148,37 +170,78 @@ def run(rounds: int, seconds: float) -> list[dict[str, object]]:
                 result = measure(target, connections, streams, seconds)
                 samples.setdefault((target.name, connections, streams), []).append(result)
         print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    return [summarise(*key, results) for key, results in samples.items()]
+        latency = one_at_a_time(ports["grpc"], grpc_targets[2].port)
+    records = [summarise(*key, results) for key, results in samples.items()]
+    for record in records:
+        ours = samples[_ours(record), record.connections, record.streams]
+        its = samples[record.server, record.connections, record.streams]
+        record.rate_ratio = _median(a["rate"] / b["rate"] for a, b in zip(ours, its, strict=True))
+        record.p50_ratio = _median(a["p50_s"] / b["p50_s"] for a, b in zip(ours, its, strict=True))
+    return records, latency
+
+
+def one_at_a_time(infer_port: int, echo_port: int) -> Mapping[str, float]:
+    """Latency on an idle server as a grpcio client sees it: inference, echo, and their ratio."""
+    body = grpc_body()
+    found: dict[str, list[float]] = {"infer_s": [], "echo_s": []}
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{infer_port}") as infer_channel,
+        grpc.insecure_channel(f"127.0.0.1:{echo_port}") as echo_channel,
+    ):
+        calls = {
+            "infer_s": infer_channel.unary_unary(_GRPC_METHOD),
+            "echo_s": echo_channel.unary_unary(_GRPC_METHOD),
+        }
+        for _ in range(7):
+            for name, call in calls.items():
+                times = []
+                for _ in range(500):
+                    began = time.perf_counter()
+                    call(body)
+                    times.append(time.perf_counter() - began)
+                found[name].append(statistics.median(times))
+    ratio = _median(a / b for a, b in zip(found["infer_s"], found["echo_s"], strict=True))
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return {**medians, "ratio": ratio}
 
 
 def summarise(
     name: str, connections: int, streams: int, results: Sequence[Mapping[str, float]]
-) -> dict[str, object]:
+) -> Record:
     """Medians over the rounds; errors add up."""
-    record: dict[str, object] = {"server": name, "connections": connections, "streams": streams}
-    for field in ("rate", "p50_s", "p99_s", "mean_batch"):
-        values = [result[field] for result in results if field in result]
-        if values:
-            record[field] = statistics.median(values)
-    record["errors"] = sum(result["errors"] for result in results)
-    return record
+    batches = [result["mean_batch"] for result in results if "mean_batch" in result]
+    return Record(
+        name,
+        connections,
+        streams,
+        rate=_median(result["rate"] for result in results),
+        p50_s=_median(result["p50_s"] for result in results),
+        p99_s=_median(result["p99_s"] for result in results),
+        errors=sum(result["errors"] for result in results),
+        mean_batch=statistics.median(batches) if batches else None,
+    )
 
 
-def table(records: Sequence[Mapping[str, object]]) -> str:
-    """The figures for people, with each server's ratio to hloserve at the same load."""
-    rates = {(r["server"], r["connections"], r["streams"]): r["rate"] for r in records}
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def _ours(record: Record) -> str:
+    return "hloserve REST" if "REST" in record.server else "hloserve"
+
+
+def table(records: Sequence[Record]) -> str:
+    """The figures for people."""
     lines = [
-        f"{'server':<15}{'load':>8}{'req/s':>10}{'p50 us':>9}{'p99 us':>9}{'batch':>7}"
-        f"{'errors':>8}{'hloserve / it':>15}"
+        f"{'':<14}{'load':>8}{'req/s':>9}{'p50 us':>8}{'p99 us':>8}{'batch':>6}{'errors':>7}"
+        f"{'hloserve/it: rate':>19}{'p50':>6}"
     ]
     for r in records:
-        ours = "hloserve REST" if "REST" in str(r["server"]) else "hloserve"
-        ratio = float(str(rates[ours, r["connections"], r["streams"]])) / float(str(r["rate"]))
-        batch = f"{r['mean_batch']:.1f}" if "mean_batch" in r else "-"
+        batch = "-" if r.mean_batch is None else f"{r.mean_batch:.1f}"
         lines.append(
-            f"{r['server']:<15}{r['connections']:>5}x{r['streams']:<2}{r['rate']:>10,.0f}"
-            f"{float(str(r['p50_s'])) * 1e6:>9,.0f}{float(str(r['p99_s'])) * 1e6:>9,.0f}"
-            f"{batch:>7}{r['errors']:>8}{ratio:>15.2f}"
+            f"{r.server:<14}{r.connections:>5}x{r.streams:<2}{r.rate:>9,.0f}{r.p50_s * 1e6:>8,.0f}"
+            f"{r.p99_s * 1e6:>8,.0f}{batch:>6}{r.errors:>7.0f}{r.rate_ratio:>19.2f}"
+            f"{r.p50_ratio:>6.2f}"
         )
     return "\n".join(lines)
 
@@ -186,15 +249,28 @@ def table(records: Sequence[Mapping[str, object]]) -> str:
 def main() -> None:
     """Run, print the table, write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="measured time of each load")
-    parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured time of each load")
+    parser.add_argument("--out", type=Path, default=Path(".benchmarks/load.json"))
     options = parser.parse_args()
-    records = run(options.rounds, options.seconds)
+    records, latency = run(options.rounds, options.seconds)
     print(table(records))
+    print(
+        "one request at a time, grpcio client: infer {infer_s:.0f} us, echo {echo_s:.0f} us,"
+        " ratio {ratio:.2f}".format(
+            infer_s=latency["infer_s"] * 1e6,
+            echo_s=latency["echo_s"] * 1e6,
+            ratio=latency["ratio"],
+        )
+    )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "cpus": os.cpu_count()}
-    document = {"machine": machine, "rounds": options.rounds, "results": records}
+    document = {
+        "machine": machine,
+        "rounds": options.rounds,
+        "results": [asdict(record) for record in records],
+        "one_at_a_time": latency,
+    }
     options.out.write_text(json.dumps(document, indent=2) + "\n")
     print(f"written to {options.out}")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from typing_extensions import override
 
 from hloserve.wire.grpc_client import GrpcClientConnection
 from hloserve.wire.grpc_events import RpcEnded
@@ -85,6 +86,7 @@ class _GrpcLoad(asyncio.Protocol):
         self._http2 = GrpcClientConnection(f"{_HOST}:{plan.port}")
         self._started_ns: dict[int, int] = {}
 
+    @override
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         now_ns = time.perf_counter_ns()
@@ -96,6 +98,7 @@ class _GrpcLoad(asyncio.Protocol):
         stream = self._http2.start(self._plan.target, self._body)
         self._started_ns[stream] = now_ns
 
+    @override
     def data_received(self, data: bytes) -> None:
         now_ns = time.perf_counter_ns()
         recorder = self._recorder
@@ -109,6 +112,7 @@ class _GrpcLoad(asyncio.Protocol):
         if output:
             self._transport.write(output)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._recorder.is_over:
             self._recorder.errors += 1
@@ -122,6 +126,7 @@ class _RestLoad(asyncio.Protocol):
         self._body = bytes.fromhex(plan.body_hex)
         self._started_ns = 0
 
+    @override
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._start(time.perf_counter_ns())
@@ -131,6 +136,7 @@ class _RestLoad(asyncio.Protocol):
         headers = (("Content-Type", "application/json"),)
         self._transport.write(self._http1.request("POST", self._plan.target, headers, self._body))
 
+    @override
     def data_received(self, data: bytes) -> None:
         now_ns = time.perf_counter_ns()
         for response in self._http1.receive(data):
@@ -138,6 +144,7 @@ class _RestLoad(asyncio.Protocol):
             if not self._recorder.is_over:
                 self._start(now_ns)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._recorder.is_over:
             self._recorder.errors += 1

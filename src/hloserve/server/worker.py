@@ -249,8 +249,8 @@ class Worker:
     def device_opened(self, backend: Backend) -> None:
         """The device is there: start the thread that will own it."""
         log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
-        # On the CPU a cheap program runs where it was asked for. An accelerator may be slow, or hang,
-        # for reasons of its own, and must not take the loop with it.
+        # On the CPU a cheap program runs where it was asked for. An accelerator may be slow, or
+        # hang, for reasons of its own, and must not take the loop with it.
         soon = self._listeners.soon if backend.platform == "cpu" else None
         self._dispatcher = Dispatcher(
             backend, self._scheduler, self._clock, self._listeners.post, soon=soon
