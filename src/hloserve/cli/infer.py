@@ -54,12 +54,13 @@ def infer(
     """Send one request to MODEL and print its outputs.
 
     An input is a file made by numpy.save, or zeros, ones or random, which take the model's dtype
-    and shape (open axes are 1), or the shape behind a colon.
+    and shape (open axes are 1), or the shape behind a colon. Random integers are 0 or 1, other
+    values are normally distributed; they are the same every time.
 
     \b
     Examples:
       hloserve infer digits image=digit.npy
-      hloserve infer digits image=random:8,8,8,1 --output-dir answers
+      hloserve infer digits image=random:4,8,8 --output-dir answers
     """
     from hloserve.client import Client
 
