@@ -43,9 +43,13 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes:
         OSError: it cannot be read, is not a regular file, or is larger.
     """
     with open(open_regular(path), "rb") as file:
-        # One byte more than allowed tells "too large" without trusting the size that stat gives.
-        content = file.read(limit_bytes + 1)
-    if len(content) > limit_bytes:
+        # What read is asked for it allocates, so ask for what is there. The file may grow, and
+        # those of /proc have no size: go on to one byte more than allowed, to tell "too large".
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > limit_bytes else file.read(size + 1)
+        if len(content) > size:
+            content += file.read(limit_bytes + 1 - len(content))
+    if max(size, len(content)) > limit_bytes:
         raise OSError(0, f"it is larger than {limit_bytes} bytes", str(path))
     return content
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hloserve.bundle.files import read_bounded
 from hloserve.bundle.layout import ProgramFile, check_single_program, find_programs
 from hloserve.bundle.manifest import Manifest
 from hloserve.core.errors import BundleProblem, ProgramProblem
@@ -22,7 +23,10 @@ from hloserve.engine.program_check import (
     size_of_program,
 )
 
-__all__ = ["PlannedProgram", "all_outputs", "plan_programs"]
+__all__ = ["MAX_PROGRAM_BYTES", "PlannedProgram", "all_outputs", "plan_programs"]
+
+MAX_PROGRAM_BYTES = 2 * 1024**3
+"""Far beyond any program whose weights are where they belong; compilers take no more anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def _plan_file(
 ) -> list[PlannedProgram]:
     name = file.path.name
     try:
-        program = backend.read_program(file.path.read_bytes(), name)
+        program = backend.read_program(read_bounded(file.path, MAX_PROGRAM_BYTES), name)
     except ProgramProblem as problem:
         findings += [f"{name}: {finding}" for finding in problem.findings]
         return []

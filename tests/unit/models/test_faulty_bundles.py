@@ -5,6 +5,7 @@ same.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from hloserve.bundle import IOSpec, write_bundle
 from hloserve.core.errors import HloserveError
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.models.loader import load_model, reason_of
+from hloserve.models.program_plan import MAX_PROGRAM_BYTES
 
 pytestmark = pytest.mark.xla
 
@@ -52,6 +54,10 @@ def _file(name: str, content: str | bytes) -> Damage:
 
 def _without(name: str) -> Damage:
     return lambda bundle: (bundle / name).unlink()
+
+
+def _instead(name: str, make: Callable[[Path], object]) -> Damage:
+    return _both(_without(name), lambda bundle: make(bundle / name))
 
 
 def _both(first: Damage, second: Damage) -> Damage:
@@ -123,6 +129,22 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         r"model\.b4\.mlir: not a valid",
     ),
     "program is empty": (_file("model.b4.mlir", ""), "the file is empty"),
+    "program is a fifo": (
+        _instead("model.b4.mlir", os.mkfifo),
+        r"model\.b4\.mlir is not a regular file",
+    ),
+    "program is a directory": (
+        _instead("model.b4.mlir", os.mkdir),
+        r"model\.b4\.mlir is not a regular file",
+    ),
+    "program is a device": (
+        _instead("model.b4.mlir", lambda path: path.symlink_to("/dev/zero")),
+        r"model\.b4\.mlir is not a regular file",
+    ),
+    "program is endless": (
+        lambda bundle: os.truncate(bundle / "model.b4.mlir", MAX_PROGRAM_BYTES + 1),
+        r"model\.b4\.mlir: cannot be read: it is larger than 2147483648 bytes",
+    ),
     "program is noise": (_file("model.b4.mlir", b"\x00\xff\x00\xff"), "starts with bytes 00 ff"),
     "artifact is damaged": (
         _file("model.b4.mlir", b"ML\xefR\rStableHLO_v1.0.0\x00\x01\x17"),
