@@ -81,13 +81,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         sizes=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3, unique=True),
         cap=st.none() | st.integers(1, 8),
+        known=st.lists(costs | st.none(), min_size=len(NAMES), max_size=len(NAMES)),
+        is_asleep=st.booleans(),
     )
-    def build(self, sizes: list[int], cap: int | None) -> None:
-        """Three models on one scheduler."""
-        for name in NAMES:
+    def build(
+        self, sizes: list[int], cap: int | None, known: list[int | None], is_asleep: bool
+    ) -> None:
+        """Three models on one scheduler, timed or not, and a dispatch thread that may sleep."""
+        for name, cost in zip(NAMES, known, strict=True):
             self.models[name] = _model(name, sizes, cap)
             self.queues[name] = []
             self.scheduler.add(self.models[name])
+            for size in sizes if cost is not None else ():
+                self.learn(name, size, cost or 0)
+        if is_asleep:
+            self.serve_all()
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -151,9 +159,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert self.thread.given() is None
 
-    @precondition(lambda self: self.cheap is None)
-    @rule(budget=costs)
-    def come_for_cheap_work(self, budget: int) -> None:
+    @precondition(lambda self: self.is_open and not self.is_asleep)
+    @rule()
+    def serve_all(self) -> None:
+        """The dispatch thread takes batches until there is none, and sleeps."""
+        while not self.is_asleep:
+            self.dispatch()
+
+    @precondition(lambda self: self.cheap is None and (self.is_told or not self.is_asleep))
+    @rule(budget=st.sampled_from([0, 10, 20]), ends_at_once=st.booleans())
+    def come_for_cheap_work(self, budget: int, ends_at_once: bool) -> None:
         """The loop gets the next batch if it is cheap, else the dispatch thread does."""
         self.is_told = False
         dispatch = self.scheduler.take_cheap(budget)
@@ -163,6 +178,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert dispatch.cost_ns <= budget
             self._check_taken(dispatch)
             self.cheap = dispatch
+            if ends_at_once:
+                self.end_cheap_run()
         elif self.is_asleep and any(self.queues.values()):
             self.is_asleep = False
             handed = self.thread.given()
@@ -226,14 +243,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.add(self.models[name])
             self.queues[name] = []
 
-    @precondition(lambda self: self.is_open)
+    @precondition(lambda self: self.is_open and len(self.submitted) > 10)
     @rule()
     def drain(self) -> None:
         """Nothing new is taken on; what waits is still served."""
         self.scheduler.drain()
         self._check_woken()
 
-    @precondition(lambda self: len(self.submitted) > 5)
+    @precondition(lambda self: len(self.submitted) > 10)
     @rule()
     def stop(self) -> None:
         """Everybody who waits is told."""
@@ -258,7 +275,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.stress

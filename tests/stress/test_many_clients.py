@@ -1,6 +1,6 @@
 """Many clients at once against a real server: every answer right, none lost, none doubled.
 
-`HLOSERVE_STRESS_S` sets the seconds; the default keeps the suite quick, and a release is tried with
+`STRESS_S` sets the seconds; the default keeps the suite quick, and a release is tried with
 60 and more.
 """
 
@@ -23,7 +23,7 @@ from support.server_worker import ServerProcess, server_process
 
 from hloserve import Client
 
-SECONDS = float(os.environ.get("HLOSERVE_STRESS_S", "6"))
+SECONDS = float(os.environ.get("STRESS_S", "6"))
 CLIENTS = 64
 
 pytestmark = [pytest.mark.stress, pytest.mark.xla, pytest.mark.timeout(SECONDS + 120)]

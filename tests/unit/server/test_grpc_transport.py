@@ -1,6 +1,8 @@
 """The gRPC transport against a transport that records: batching, slow readers, sweeps."""
 
 import asyncio
+import logging
+from collections.abc import Callable
 
 import pytest
 from support.grpc_frames import (
@@ -92,7 +94,9 @@ class Wired:
         self.clock = ManualClock()
         self.service = Service()
         timeouts = GrpcTimeouts(keepalive_s=100, send_s=50, idle_s=1000)
-        self.server = GrpcServer(self.service.methods, limits or GrpcLimits(), self.clock, timeouts)
+        self.act: Callable[[], None] = _break
+        methods = {**self.service.methods, "/test.Service/Act": lambda _: self.act()}
+        self.server = GrpcServer(methods, limits or GrpcLimits(), self.clock, timeouts)
 
     def connect(self, *, greet: bool = True) -> tuple[Connection, RecordingTransport]:
         """A new connection, and its transport."""
@@ -361,3 +365,120 @@ def test_a_drain_does_not_wait_for_a_client_that_does_not_read(wired: Wired) -> 
     wired.server.sweep()
 
     assert [transport.has_closed] == [True]
+
+
+_HOLD = b"/test.Service/Hold"
+
+
+def _answer_held(wired: Wired) -> None:
+    for rpc in wired.service.held:
+        rpc.reply(b"y")
+
+
+def _while_reading(wired: Wired, connection: Connection, act: Callable[[], None]) -> None:
+    """Receive one call whose handler does something."""
+    wired.act = act
+    wired.receive(connection, request(101, b"x", b"/test.Service/Act"))
+
+
+async def _end(wired: Wired, *connections: Connection) -> None:
+    """Close a server that has started, and the connections that were made by hand."""
+    wired.server.close()
+    for connection in connections:
+        connection.connection_lost(None)
+    await wired.server.wait_closed()
+
+
+def test_what_is_put_off_runs_when_the_only_connection_has_been_read(wired: Wired) -> None:
+    """Its answers leave in the write of that read."""
+    connection, transport = wired.connect()
+    wired.receive(connection, request(1, b"x", _HOLD))
+
+    _while_reading(wired, connection, lambda: wired.server.soon(_answer_held, wired))
+
+    assert len(transport.writes) == 1
+    assert (HEADERS, 1) in _kinds(transport.written)
+
+
+def test_what_is_put_off_by_what_was_put_off_waits_for_the_loop(wired: Wired) -> None:
+    """A read runs one round, however much that leaves to do; then other things have a turn."""
+    rounds: list[int] = []
+
+    def work() -> None:
+        rounds.append(len(transport.writes))
+        if len(rounds) < 3:
+            wired.server.soon(work)
+
+    async def main() -> None:
+        await wired.server.start("127.0.0.1", 0)
+        _while_reading(wired, connection, lambda: wired.server.soon(work))
+        assert len(rounds) == 1
+        for count in (2, 3, 3):
+            await asyncio.sleep(0)
+            assert len(rounds) == count
+        await _end(wired, connection)
+
+    connection, transport = wired.connect()
+    asyncio.run(main())
+
+
+def test_with_other_connections_what_is_put_off_waits_for_their_reads(wired: Wired) -> None:
+    """What they have sent in the same turn may share the batch; all answers leave at once."""
+    (first, transport), (second, other) = wired.connect(), wired.connect()
+
+    async def main() -> None:
+        await wired.server.start("127.0.0.1", 0)
+        wired.receive(first, request(1, b"x", _HOLD))
+        _while_reading(wired, first, lambda: wired.server.soon(_answer_held, wired))
+        wired.receive(second, request(1, b"x", _HOLD))
+        assert transport.writes == other.writes == []
+        await asyncio.sleep(0)
+        await _end(wired, first, second)
+
+    asyncio.run(main())
+
+    assert (HEADERS, 1) in _kinds(transport.writes[0])
+    assert (HEADERS, 1) in _kinds(other.writes[0])
+
+
+def test_a_fault_in_what_was_put_off_is_not_the_connections(
+    wired: Wired, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged; what else was put off runs, and the connection goes on."""
+    caplog.set_level(logging.CRITICAL, logger="hloserve")
+    connection, transport = wired.connect()
+    wired.receive(connection, request(1, b"x", _HOLD))
+
+    def act() -> None:
+        wired.server.soon(_break)
+        wired.server.soon(_answer_held, wired)
+
+    _while_reading(wired, connection, act)
+    wired.receive(connection, request(103, b"x"))
+
+    assert {(HEADERS, 1), (HEADERS, 103)} <= set(_kinds(transport.written))
+
+
+class _Interrupt(BaseException):
+    """Nothing that a handler's caller takes."""
+
+
+def test_a_read_that_is_interrupted_leaves_nothing_put_off(wired: Wired) -> None:
+    """Else work of other transports would wait for the next read, which may never come."""
+    connection, _ = wired.connect()
+    done: list[str] = []
+
+    def act() -> None:
+        wired.server.soon(done.append, "put off")
+        raise _Interrupt
+
+    with pytest.raises(_Interrupt):
+        _while_reading(wired, connection, act)
+
+    assert (done, wired.server.is_alone_reading) == (["put off"], False)
+
+
+def test_nothing_can_be_put_off_before_the_server_has_started(wired: Wired) -> None:
+    """It would be lost without a word."""
+    with pytest.raises(AssertionError, match="not started"):
+        wired.server.soon(_break)
