@@ -3,7 +3,7 @@
 What lives here: what the engine asks of a device. What does not: the implementations
 (`hloserve.engine.xla_backend` for PJRT, `hloserve.engine.fake_backend` for tests); one contract
 suite covers both. Loading calls `read_program`, `compile` and, for weights, `to_device` from
-loader threads; once a model serves, the dispatch thread alone calls the rest.
+loader threads; once a model serves, whoever runs the dispatch calls the rest.
 
 Rules.
 1. Foreign exceptions do not cross: what a method raises is one of our own types.

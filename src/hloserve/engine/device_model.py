@@ -46,7 +46,7 @@ class DeviceModel:
             or of any batch size. Complete when the model is built.
         weights: device buffers in argument order; they follow the inputs.
         max_batch_size: the operator's cap on coalesced rows; None for none.
-        statistics: written by the dispatch thread.
+        statistics: written by whoever runs its dispatches.
         can_coalesce: there is an input, every input and output has a batch axis, and no program
             is without a batch size.
     """

@@ -1,8 +1,9 @@
 """What a model's dispatches add up to.
 
 What lives here: the counters that metrics and disciplines read. What does not: exposition
-(`hloserve.server`). The dispatch thread writes the counters and the loop thread the waits; any
-thread reads, and a reader takes copies made in one step under the GIL.
+(`hloserve.server`). Who runs the dispatch writes the counters (the dispatch thread or, while that
+one sleeps, the loop thread) and the loop thread the waits; any thread reads, and a reader takes
+copies made in one step under the GIL.
 """
 
 from collections import deque
@@ -44,7 +45,7 @@ class ModelStatistics:
         batch_sizes: dispatches by compiled size; 0 is a program without a batch size.
         shed_count: requests whose deadline passed in the queue.
         failed_count: requests answered with an error of the device.
-        costs_ns: recent computing time by variant and compiled size; a moving average.
+        costs_ns: what a program takes by variant and compiled size, as `learn_cost` has it.
     """
 
     __slots__ = (
@@ -96,7 +97,7 @@ class ModelStatistics:
             costs[size] = old + COST_WEIGHT * min(compute_ns - old, old)
 
     def record_dispatch(self, *, size: int, requests: int, rows: int, compute_ns: int) -> None:
-        """Note an execution that gave results. Threading: dispatch thread."""
+        """Note an execution that gave results. Threading: the one that ran it."""
         self.dispatch_count += 1
         self.requests_served += requests
         self.rows_served += rows

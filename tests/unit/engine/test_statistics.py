@@ -2,7 +2,7 @@
 
 import pytest
 
-from hloserve.engine.statistics import WAITS_KEPT, ModelStatistics, percentile
+from hloserve.engine.statistics import COST_WEIGHT, WAITS_KEPT, ModelStatistics, percentile
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,38 @@ def test_program_without_a_size_pads_nothing() -> None:
     assert (statistics.padded_rows, statistics.batch_sizes) == (3, {0: 1})
 
 
-def test_cost_begins_with_the_first_run_and_follows_the_later_ones() -> None:
-    """The cost of a program is a moving average, by variant and size."""
+def test_costs_are_kept_by_variant_and_size() -> None:
+    """What was never timed has no cost."""
     statistics = ModelStatistics()
     statistics.learn_cost((), 4, 40)
-    for _ in range(50):
-        statistics.learn_cost((), 4, 10)
     statistics.learn_cost((7,), 4, 99)
 
-    assert statistics.costs_ns[()][4] == pytest.approx(10, abs=1e-3)
-    assert statistics.costs_ns[(7,)] == {4: 99}
+    assert statistics.costs_ns == {(): {4: 40}, (7,): {4: 99}}
+
+
+def test_quicker_run_is_the_new_cost_at_once() -> None:
+    """A run is never quicker than its program."""
+    statistics = ModelStatistics()
+    for seen_ns in (40, 10):
+        statistics.learn_cost((), 4, seen_ns)
+
+    assert statistics.costs_ns[()][4] == 10
+
+
+def test_run_that_waited_for_something_else_hardly_shows() -> None:
+    """However slow it was, it counts as twice the cost, with a small weight."""
+    statistics = ModelStatistics()
+    for seen_ns in (1000, 10**9):
+        statistics.learn_cost((), 4, seen_ns)
+
+    assert statistics.costs_ns[()][4] == pytest.approx(1000 * (1 + COST_WEIGHT))
+
+
+def test_program_that_stays_slower_is_found_out() -> None:
+    """The cost follows in the end: five times as much takes less than a thousand runs."""
+    statistics = ModelStatistics()
+    statistics.learn_cost((), 4, 100)
+    for _ in range(1000):
+        statistics.learn_cost((), 4, 500)
+
+    assert 400 < statistics.costs_ns[()][4] <= 500
