@@ -55,11 +55,18 @@ def test_weights_are_not_copied_again(tmp_path: Path, backend: FakeBackend) -> N
     assert not weight.flags.writeable
 
 
-def test_every_program_is_warmed_up_twice(tmp_path: Path, backend: FakeBackend) -> None:
-    """The first run pays for lazy initialisation; statistics know nothing of it."""
+def test_every_program_is_warmed_up_and_its_cost_is_known(
+    tmp_path: Path, backend: FakeBackend
+) -> None:
+    """The first run pays for lazy initialisation; only the cost of the later ones is kept."""
     model = load_model(write_fake(tmp_path), backend)
-    assert backend.executed == [(1, 4), (1, 4), (4, 4), (4, 4)]
-    assert model.device.statistics.dispatch_count == 0
+    for shape in ((1, 4), (4, 4)):
+        assert 2 <= backend.executed.count(shape) <= 11
+    assert sorted(backend.executed) == backend.executed
+    statistics = model.device.statistics
+    assert statistics.dispatch_count == 0
+    assert sorted(statistics.costs_ns[()]) == [1, 4]
+    assert all(cost_ns > 0 for cost_ns in statistics.costs_ns[()].values())
     assert backend.in_use_bytes == 16  # the weights; what the warm-up used is freed
 
 
