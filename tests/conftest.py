@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is not a fault of what is tested.
+settings.register_profile(
+    "hloserve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("hloserve")
 
 _PATIENCE_S = 5.0
 _OUR_THREADS = ("startup", "dispatch", "hook-")
