@@ -1,0 +1,134 @@
+"""The V2 methods over gRPC: decode, call, encode."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.server_services import Services, running_services
+from support.server_worker import rows
+
+from hloserve.core.clock import SystemClock
+from hloserve.core.errors import Code
+from hloserve.core.requests import NEVER_NS, InferRequest
+from hloserve.server.grpc_service import GrpcInferenceService
+from hloserve.server.grpc_transport import Rpc
+from hloserve.wire import v2_protobuf as codec
+from hloserve.wire.status import grpc_code
+
+
+class _Caller(Rpc):
+    """One call, and what it is answered."""
+
+    __slots__ = ("answer", "error")
+
+    def __init__(self, message: bytes, deadline_ns: int = NEVER_NS) -> None:
+        self.stream_id, self.message, self.deadline_ns = 1, message, deadline_ns
+        self.on_cancel = None
+        self.answer: bytes | None = None
+        self.error: tuple[int, str] | None = None
+        self.connection = SimpleNamespace(  # what a call uses of one
+            http2=SimpleNamespace(respond=self._respond, fail=self._fail), wrote=lambda: None
+        )
+
+    def _respond(self, stream: int, message: bytes) -> None:
+        self.answer = message
+
+    def _fail(self, stream: int, code: int, text: str) -> None:
+        self.error = code, text
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    """One model that serves."""
+    with running_services(tmp_path) as made:
+        yield made
+
+
+def _call(
+    services: Services, method: str, message: bytes = b"", deadline_ns: int = NEVER_NS
+) -> _Caller:
+    service = GrpcInferenceService(services.inference, services.catalog, SystemClock())
+    caller = _Caller(message, deadline_ns)
+    service.methods()[f"/inference.GRPCInferenceService/{method}"](caller)
+    return caller
+
+
+def _infer(services: Services, model: str = "scale", deadline_ns: int = NEVER_NS) -> _Caller:
+    message = codec.encode_infer_request(InferRequest(model, {"x": rows(1, 2)}, id="a"))
+    return _call(services, "ModelInfer", message, deadline_ns)
+
+
+def _answer(caller: _Caller) -> bytes:
+    assert caller.answer is not None, f"the call failed: {caller.error}"
+    return caller.answer
+
+
+def test_inference_is_answered_when_its_batch_has_run(services: Services) -> None:
+    """The response has the id of the request and the outputs of the model."""
+    caller = _infer(services)
+    services.deliver()
+
+    response = codec.decode_infer_response(_answer(caller))
+    assert ("scale", "a") == (response.model, response.id)
+    np.testing.assert_array_equal(rows(2, 4), response.outputs["y"])
+
+
+def test_call_that_is_cancelled_leaves_nothing_behind(services: Services) -> None:
+    """Neither in the queue nor in the count of requests."""
+    services.engine.hold_device(services.model.device)
+    caller = _infer(services)
+
+    caller.cancelled()
+
+    assert (caller.answer, caller.error) == (None, None)
+    assert (services.engine.scheduler.depth("scale"), services.inference.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "code"),
+    [
+        ("ModelInfer", b"\xff", Code.INVALID_ARGUMENT),
+        ("ModelMetadata", b"\xff", Code.INVALID_ARGUMENT),
+        ("ModelMetadata", codec.encode_model_metadata_request("never"), Code.NOT_FOUND),
+    ],
+)
+def test_faults_of_the_caller_are_told_by_status(
+    services: Services, method: str, message: bytes, code: Code
+) -> None:
+    """A message that cannot be read, and a name that is not known."""
+    caller = _call(services, method, message)
+
+    assert caller.error is not None
+    assert grpc_code(code) == caller.error[0]
+
+
+def test_request_fails_with_the_status_of_its_error(services: Services) -> None:
+    """An unknown model, and a deadline that is over."""
+    codes = [_infer(services, "never").error, _infer(services, deadline_ns=1).error]
+
+    assert [grpc_code(Code.NOT_FOUND), grpc_code(Code.DEADLINE_EXCEEDED)] == [
+        error[0] for error in codes if error is not None
+    ]
+
+
+def test_questions_are_answered_at_once(services: Services) -> None:
+    """Live, ready, metadata and index need no device."""
+    assert codec.decode_server_live(_answer(_call(services, "ServerLive")))
+    assert codec.decode_server_ready(_answer(_call(services, "ServerReady")))
+    server = codec.decode_server_metadata(_answer(_call(services, "ServerMetadata")))
+    assert server.name == "hloserve"
+    asked = codec.encode_model_metadata_request("scale")
+    model = codec.decode_model_metadata(_answer(_call(services, "ModelMetadata", asked)))
+    assert model == services.model.metadata
+    index = codec.decode_repository_index(_answer(_call(services, "RepositoryIndex")))
+    assert ["scale"] == [entry.name for entry in index]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("scale", True), ("never", False)])
+def test_model_that_is_unknown_is_not_ready(services: Services, name: str, expected: bool) -> None:
+    """The protocol answers this question, and does not fail, for every name."""
+    message = codec.encode_model_ready_request(name)
+
+    assert codec.decode_model_ready(_answer(_call(services, "ModelReady", message))) is expected

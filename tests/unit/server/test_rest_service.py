@@ -1,0 +1,161 @@
+"""The V2 endpoints over REST: routes, answers and refusals."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.server_services import Services, running_services
+
+from hloserve.core.clock import SystemClock
+from hloserve.server.rest_exchange import Exchange
+from hloserve.server.rest_service import RestInferenceService
+from hloserve.wire.http1_messages import HttpRequest
+
+_ONE_ROW = {
+    "id": "a",
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
+}
+
+
+class _Caller:
+    """One request, and what it is answered."""
+
+    def __init__(self, method: str, target: str, body: bytes) -> None:
+        request = HttpRequest(method, target.encode(), {}, body, keep_alive=True)
+        self.exchange = Exchange(request, self, 1 << 20)
+        self.status = 0
+        self.body = b""
+        self.headers: dict[str, str] = {}
+
+    def answer(
+        self,
+        request: HttpRequest,
+        status: int,
+        body: bytes,
+        content_type: str,
+        headers: Sequence[tuple[str, str]],
+    ) -> None:
+        """Keep the answer."""
+        self.status, self.body = status, body
+        self.headers = {**dict(headers), "Content-Type": content_type}
+
+    @property
+    def json(self) -> Any:
+        """The body of the answer."""
+        return json.loads(self.body)
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    """One model that serves."""
+    with running_services(tmp_path) as made:
+        yield made
+
+
+def _ask(
+    services: Services,
+    method: str,
+    target: str,
+    body: object = None,
+    pages: "dict[str, Path] | None" = None,
+) -> _Caller:
+    service = RestInferenceService(services.inference, services.catalog, SystemClock(), pages or {})
+    caller = _Caller(method, target, b"" if body is None else json.dumps(body).encode())
+    service(caller.exchange)
+    return caller
+
+
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+def test_inference_is_answered_when_its_batch_has_run(services: Services, version: str) -> None:
+    """With the id of the request, under no version and under "1"."""
+    caller = _ask(services, "POST", f"/v2/models/scale{version}/infer", _ONE_ROW)
+    assert caller.status == 0
+    services.deliver()
+
+    assert (caller.status, caller.json["id"]) == (200, "a")
+    assert caller.json["outputs"][0]["data"] == [2, 4, 6, 8]
+
+
+def test_caller_that_leaves_takes_its_request_with_it(services: Services) -> None:
+    """Nothing stays in the queue."""
+    services.engine.hold_device(services.model.device)
+    caller = _ask(services, "POST", "/v2/models/scale/infer", _ONE_ROW)
+
+    caller.exchange.disconnected()
+
+    assert caller.status == 0
+    assert (services.engine.scheduler.depth("scale"), services.inference.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/v2", 200),
+        ("GET", "/v2/health/live", 200),
+        ("HEAD", "/v2/health/ready", 200),
+        ("GET", "/v2/models/scale", 200),
+        ("GET", "/v2/models/scale/ready", 200),
+        ("GET", "/v2/models/never/ready", 404),
+        ("GET", "/v2/models/scale/versions/2", 404),
+        ("POST", "/v2/repository/index", 200),
+        ("POST", "/v2/repository/any/index", 200),
+        ("GET", "/v2/nothing", 404),
+        ("GET", "/v2/models/scale/nothing", 404),
+    ],
+)
+def test_endpoints(services: Services, method: str, target: str, status: int) -> None:
+    """Every endpoint answers at once, in JSON."""
+    caller = _ask(services, method, target)
+
+    assert status == caller.status
+    assert isinstance(caller.json, dict | list)
+
+
+def test_draining_server_is_live_and_not_ready(services: Services) -> None:
+    """A balancer sends no more, and nobody restarts it."""
+    services.catalog.is_draining = True
+
+    assert [
+        _ask(services, "GET", target).status
+        for target in ("/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready")
+    ] == [200, 503, 503]
+
+
+def test_wrong_method_is_told_the_right_one(services: Services) -> None:
+    """405 names what the path takes."""
+    caller = _ask(services, "GET", "/v2/models/scale/infer")
+
+    assert (caller.status, caller.headers["Allow"]) == (405, "POST")
+
+
+def test_index_of_those_that_serve(services: Services) -> None:
+    """A body may ask for it; one that is not JSON is refused."""
+    services.registry.set_failed("broken", "no weights")
+
+    assert len(_ask(services, "POST", "/v2/repository/index").json) == 2
+    ready = _ask(services, "POST", "/v2/repository/index", {"ready": True})
+    assert ["scale"] == [entry["name"] for entry in ready.json]
+    assert _ask(services, "POST", "/v2/repository/index", [1]).status == 400
+
+
+def test_refused_request_is_answered_at_once(services: Services) -> None:
+    """A tensor that does not fit is named."""
+    wrong = {"inputs": [{"name": "z", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]}
+
+    caller = _ask(services, "POST", "/v2/models/scale/infer", wrong)
+
+    assert caller.status == 400
+    assert "'x'" in caller.json["error"]
+
+
+def test_page_is_served_under_its_path(services: Services, tmp_path: Path) -> None:
+    """With and without a slash at the end."""
+    page = tmp_path / "page.html"
+    page.write_text("<p>hello")
+
+    for target in ("/demo", "/demo/"):
+        caller = _ask(services, "GET", target, pages={"/demo": page})
+        assert (caller.status, caller.body) == (200, b"<p>hello")
+        assert caller.headers["Content-Type"].startswith("text/html")
