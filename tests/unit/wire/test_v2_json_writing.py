@@ -46,7 +46,7 @@ def test_each_16_bit_float_reads_back(dtype: Any) -> None:
     [
         (np.float16, 0.1, "0.099975586"),
         (np.float16, 65504, "65504.0"),
-        (ml_dtypes.bfloat16, 0.1, "0.10009766"),
+        (ml_dtypes.bfloat16, 0.1, "0.100097656"),
         (ml_dtypes.bfloat16, 3.140625, "3.140625"),
         (np.float32, 0.1, "0.1"),
         (np.float32, 0.9998142123222351, "0.9998142"),
