@@ -1,7 +1,10 @@
 """A whole worker on the fake device: its ports, its start, its end."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -234,3 +237,59 @@ def test_startup_without_a_device_ends_with_an_error(tmp_path: Path) -> None:
             raise ModelNotReady("device", "there is none")
 
     assert run_to_the_end(tmp_path, NoDevice) == 1
+
+
+def test_bundle_whose_name_is_not_utf8_is_listed_as_failed(tmp_path: Path) -> None:
+    """Bytes that no protocol can carry break neither the index nor the other bundles."""
+    write_scale(tmp_path, "good")
+    os.rename(write_scale(tmp_path, "odd"), os.path.join(os.fsencode(tmp_path), b"odd\xff"))
+    with running_worker(tmp_path) as worker, Client(grpc_address(worker)) as client:
+        index = {
+            e["name"]: e for e in json.loads(fetch(worker, "http", "/v2/repository/index", {})[1])
+        }
+        assert index["good"]["state"] == "READY"
+        assert "not UTF-8" in index["odd\ufffd"]["reason"]
+        assert client.repository_index()
+
+
+def test_repository_without_bundles_says_what_it_looked_for(tmp_path: Path) -> None:
+    """An empty repository, or one that is a bundle itself, is not ready and says why."""
+    bundle = write_scale(tmp_path)
+    command = [
+        sys.executable, "-m", "hloserve", "serve", str(bundle),
+        "--http-port", "0", "--grpc-port", "0", "--admin-port", "0",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        lines = []
+        for line in server.stderr:
+            lines.append(line)
+            if "startup_done" in line:
+                break
+        server.terminate()
+        server.stderr.read()
+        assert server.wait(30) == 0
+    hints = [json.loads(line)["hint"] for line in lines if "no_bundles" in line]
+    assert len(hints) == 1
+    assert "is a bundle itself" in hints[0]
+
+
+def test_server_runs_with_its_standard_streams_closed(tmp_path: Path) -> None:
+    """A parent that closed stdin and stdout does not abort the server."""
+    write_scale(tmp_path)
+    ports = tmp_path / "ports.json"
+    script = (
+        f"exec {sys.executable} -m hloserve serve {tmp_path} --http-port 0 --grpc-port 0"
+        f" --admin-port 0 --ports-file {ports} <&- >&-"
+    )
+    with subprocess.Popen(["/bin/sh", "-c", script], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        for line in server.stderr:
+            if "startup_done" in line:
+                break
+        assert json.loads(ports.read_text())["grpc"] > 0
+        server.terminate()
+        server.stderr.read()
+        assert server.wait(30) == 0

@@ -175,6 +175,10 @@ def _write_in_place(target: Path, files: Mapping[str, Chunks], overwrite: bool) 
         raise BundleProblem(target, _EXISTS)
     if is_taken and not target.is_dir():
         raise BundleProblem(target, "is in the way and not a directory; move it away")
+    if is_taken and not _is_replaceable(target):
+        raise BundleProblem(
+            target, f"is a directory without {MANIFEST_FILE}, so not a bundle; move it away"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _make_temporary(target)
@@ -191,6 +195,11 @@ def _write_in_place(target: Path, files: Mapping[str, Chunks], overwrite: bool) 
             raise
     except OSError as error:
         raise BundleProblem(target, f"cannot be written: {error.strerror or error}") from error
+
+
+def _is_replaceable(target: Path) -> bool:
+    """True for a bundle and for an empty directory: nothing else is ours to remove."""
+    return os.path.lexists(target / MANIFEST_FILE) or not any(target.iterdir())
 
 
 def _place_new(temporary: Path, target: Path) -> None:

@@ -57,7 +57,19 @@ for _command in (serve, demo, show, infer, status, config):
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its status."""
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null where a parent closed one: else the next socket would take its number."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def run(arguments: Sequence[str]) -> int:

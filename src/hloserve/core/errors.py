@@ -159,7 +159,7 @@ class BodyTooLarge(BadRequest):
 
     def __init__(self, limit_bytes: int, got_bytes: int | None, setting: str) -> None:
         self.limit_bytes, self.got_bytes, self.setting = limit_bytes, got_bytes, setting
-        size = "more than allowed" if got_bytes is None else f"{got_bytes} bytes"
+        size = "unknown size" if got_bytes is None else f"{got_bytes} bytes"
         super().__init__(
             f"message of {size}, the limit is {limit_bytes} bytes;"
             f" the server's setting is {setting}"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "DISPATCH_OVERHEAD_NS",
+    "MOST_PARTS",
     "BatchPlan",
     "plan_batch",
     "saturation_rows",
@@ -109,6 +110,10 @@ def _take(queued_rows: Sequence[int], sizes: Sequence[int], target: int, enough:
 
 def _cost_per_row(plan: BatchPlan, costs_ns: Mapping[int, float]) -> float:
     return (costs_ns[plan.size] + DISPATCH_OVERHEAD_NS) / plan.rows
+
+
+MOST_PARTS = 1024
+"""Dispatches that one request may take: more would keep the server busy with a single caller."""
 
 
 def split_rows(rows: int, largest: int) -> list[int]:

@@ -13,12 +13,13 @@ from typing import TypeAlias
 
 from typing_extensions import override
 
-from hloserve.core.errors import HloserveError
+from hloserve.core.errors import BadRequest, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.core.requests import NEVER_NS
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Ticket
 from hloserve.engine.assembly import split_inputs
+from hloserve.engine.batching import MOST_PARTS
 from hloserve.engine.device_model import DeviceModel, VariantKey
 
 __all__ = ["ModelQueue", "Outcome", "QueuedRequest", "build_requests", "deliver"]
@@ -90,7 +91,7 @@ def build_requests(
     Raises:
         TensorMismatch: the inputs disagree about their rows.
         BadRequest: no program is compiled for these shapes, or for this many rows in a model that
-            can be neither padded nor split.
+            can be neither padded nor split; or there are too many rows even to split.
     """
     variant = model.variant_of(inputs)
     rows = model.rows_of(inputs)
@@ -99,6 +100,12 @@ def build_requests(
     if not model.can_coalesce:
         model.check_rows(variant, rows)
     elif rows > (largest := model.largest_size(variant)):
+        if rows > largest * MOST_PARTS:
+            raise BadRequest(
+                f"the request to model {model.name!r} carries {rows} rows; its largest program"
+                f" takes {largest}, and a request may take {MOST_PARTS} dispatches: send at most"
+                f" {largest * MOST_PARTS} rows at a time"
+            )
         return [
             QueuedRequest(model, part, part_rows, variant, deadline_ns)
             for part_rows, part in split_inputs(model.inputs, inputs, rows, largest)

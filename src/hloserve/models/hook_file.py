@@ -14,6 +14,7 @@ Rules.
 
 import importlib.util
 import itertools
+import os
 import re
 import sys
 import traceback
@@ -99,8 +100,15 @@ def author_line(bundle: Path, error: BaseException) -> str:
 
 
 def _has_hook_file(bundle: Path) -> bool:
-    if (bundle / HOOK_FILE).is_file():
+    hook_file = bundle / HOOK_FILE
+    if hook_file.is_file():
         return True
+    if os.path.lexists(hook_file):
+        raise HookProblem(
+            bundle.name,
+            f"{HOOK_FILE} is there but is not a file that can be read (a directory, a fifo, a link"
+            " that leads nowhere); put the hooks there, or remove it",
+        )
     if (bundle / FOREIGN_HOOK_FILE).is_file():
         raise HookProblem(
             bundle.name,
@@ -119,7 +127,7 @@ def _run_hook_file(bundle: Path, name: str) -> tuple[str, Registrations]:
     except HookProblem:
         _forget(module)
         raise
-    except (Exception, SystemExit) as error:  # author's code may raise anything
+    except BaseException as error:  # author's code may raise anything, also what ends a thread
         _forget(module)
         place = author_line(bundle, error) or HOOK_FILE
         hint = _import_hint(bundle, error)

@@ -134,10 +134,10 @@ def _checked(model: str, role: str, spec: TensorSpec, array: Array) -> Array:
 
 
 def check_rows(model: str, role: str, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
-    """Check that the prepared inputs of one request carry the same number of rows, at least one.
+    """Check that the prepared inputs of one request carry the same number of rows, perhaps none.
 
     Raises:
-        HookFailed: two inputs disagree, or there are no rows.
+        HookFailed: two inputs disagree.
     """
     first: tuple[str, int] | None = None
     for spec, array in zip(specs, arrays, strict=True):
@@ -145,8 +145,6 @@ def check_rows(model: str, role: str, specs: Sequence[TensorSpec], arrays: Seque
             continue
         rows = array.shape[spec.batch_axis]
         what = f"number of rows (axis {spec.batch_axis})"
-        if rows == 0:
-            raise _mismatch(model, role, spec, what, "at least 1", 0)
         if first is not None and rows != first[1]:
             raise _mismatch(model, role, spec, what, f"{first[1]} as in {first[0]!r}", rows)
         first = first or (spec.name, rows)

@@ -21,7 +21,7 @@ from hloserve.server.rest_transport import Exchange, HttpServer, HttpTimeouts
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.http1_messages import HttpLimits
 
-__all__ = ["Addresses", "Listeners", "write_ports_file"]
+__all__ = ["Addresses", "Listeners", "join_address", "write_ports_file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,12 @@ class Addresses:
 
     def describe(self) -> str:
         """Three lines for people."""
-        http, grpc, admin = (_join(*each) for each in (self.http, self.grpc, self.admin))
+        http, grpc, admin = (join_address(*each) for each in (self.http, self.grpc, self.admin))
         return f"  REST   http://{http}\n  gRPC   {grpc}\n  admin  http://{admin}\n"
 
 
-def _join(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
+    """Host and port as URLs have them: an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -150,6 +151,8 @@ def write_ports_file(path: Path, addresses: Addresses) -> None:
     Raises:
         ConfigProblem: the file cannot be written.
     """
+    if not path.name:
+        raise ConfigProblem("--ports-file", repr(str(path)), "names no file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         temporary.write_text(json.dumps(addresses.ports) + "\n")

@@ -7,14 +7,16 @@ Rule: one broken bundle never stops the others. Only a missing device or reposit
 """
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from hloserve.bundle.layout import discover_bundles
+from hloserve.bundle.manifest import MANIFEST_FILE
 from hloserve.config.schema import RuntimeConfig, WorkerConfig
 from hloserve.core.errors import BackendFailed, HloserveError
 from hloserve.core.logging import log_event
@@ -136,14 +138,30 @@ class Startup:
             self._post(self._events.startup_failed, error)
 
     def _load_all(self) -> None:
-        roots = [Path(root) for root in self._config.model_dirs]
-        bundles = discover_bundles(roots, self._config.models_include)
+        # Absolute from the start: a hook file may change the working directory.
+        roots = [Path(root).absolute() for root in self._config.model_dirs]
+        bundles = [
+            bundle
+            for bundle in discover_bundles(roots, self._config.models_include)
+            if self._has_sendable_name(bundle)
+        ]
+        if not bundles:
+            _warn_of_no_bundles(roots)
         for bundle in bundles:
             self._post(self._events.model_found, bundle.name)
         backend = self._open_device(self._config.runtime)
         self._post(self._events.device_opened, backend)
         failed = sum(not self._load(bundle, backend) for bundle in bundles)
         self._post(self._events.startup_done, len(bundles) - failed, failed)
+
+    def _has_sendable_name(self, bundle: Path) -> bool:
+        """False for a name that no protocol can carry; it is listed with its bytes replaced."""
+        name = os.fsencode(bundle.name).decode("utf-8", "replace")
+        if name != bundle.name:
+            reason = "the directory's name is not UTF-8, so no client could ask for it; rename it"
+            self._post(self._events.model_failed, name, reason)
+            log_event(log, "model_failed", level=logging.ERROR, model=name, findings=[reason])
+        return name == bundle.name
 
     def _load(self, bundle: Path, backend: Backend) -> bool:
         started = time.monotonic()
@@ -171,6 +189,20 @@ class Startup:
         self._post(self._events.model_loaded, model)
         _log_loaded(model, time.monotonic() - started)
         return True
+
+
+def _warn_of_no_bundles(roots: Sequence[Path]) -> None:
+    hint = "a bundle is a sub-directory with a manifest.yaml"
+    for root in roots:
+        if (root / MANIFEST_FILE).exists():
+            hint = f"{root} is a bundle itself: serve the directory that holds it, {root.parent}"
+    log_event(
+        logging.getLogger("hloserve.server"),  # also seen where the start is drawn
+        "no_bundles",
+        level=logging.WARNING,
+        repositories=[str(root) for root in roots],
+        hint=hint,
+    )
 
 
 def _log_loaded(model: Model, seconds: float) -> None:

@@ -40,7 +40,7 @@ from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_service import GrpcInferenceService
 from hloserve.server.inference import InferenceService
-from hloserve.server.listeners import Addresses, Listeners, write_ports_file
+from hloserve.server.listeners import Addresses, Listeners, join_address, write_ports_file
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.progress import build_progress
 from hloserve.server.rest_service import RestInferenceService
@@ -227,9 +227,9 @@ class Worker:
             log,
             "listening",
             version=__version__,
-            rest="http://{}:{}".format(*addresses.http),
-            grpc="{}:{}".format(*addresses.grpc),
-            admin="http://{}:{}".format(*addresses.admin),
+            rest=f"http://{join_address(*addresses.http)}",
+            grpc=join_address(*addresses.grpc),
+            admin=f"http://{join_address(*addresses.admin)}",
         )
         return addresses
 

@@ -554,3 +554,13 @@ def test_killed_writer_leaves_a_bundle_that_loads(tmp_path: Path) -> None:
 
         assert (bundle,) == discover_bundles([tmp_path])
         assert ["w"] == list(read_bundle_weights(bundle))
+
+
+def test_only_a_bundle_is_replaced(tmp_path: Path) -> None:
+    """`overwrite` does not remove what is not a bundle."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "precious").write_text("x")
+
+    with pytest.raises(BundleProblem, match="not a bundle"):
+        write(tmp_path / "m", overwrite=True)
+    assert (tmp_path / "m" / "precious").read_text() == "x"

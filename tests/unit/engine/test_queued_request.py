@@ -133,3 +133,12 @@ def test_exception_in_one_call_does_not_keep_the_others_waiting(
 
     with pytest.raises(Cancelled):
         outcome_of(second)
+
+
+def test_request_that_would_take_too_many_dispatches_is_refused() -> None:
+    """One caller cannot fill the queue with a single request; the message says how much fits."""
+    model = build_model(FakeBackend(), sizes=[1, 4])
+
+    assert len(build_requests(model, [np.zeros((4096, 3), np.float32)])) == 1024
+    with pytest.raises(BadRequest, match="send at most 4096 rows"):
+        build_requests(model, [np.zeros((4097, 3), np.float32)])

@@ -1,5 +1,6 @@
 """Running `model.py`: what it may do, and what an author reads when it goes wrong."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -157,3 +158,36 @@ def test_author_line_is_empty_outside_of_the_bundle(bundle: Path) -> None:
     with pytest.raises(ValueError, match="invalid literal") as raised:
         int("x")
     assert author_line(bundle, raised.value) == ""
+
+
+@pytest.mark.parametrize(
+    "error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit", "BaseException"]
+)
+def test_hook_file_may_raise_what_ends_threads(tmp_path: Path, error: str) -> None:
+    """Whatever an author's file raises is that bundle's problem, and no thread's."""
+    bundle = tmp_path / "m"
+    bundle.mkdir()
+    (bundle / "model.py").write_text(f"raise {error}('b')\n")
+
+    with pytest.raises(HookProblem, match=rf"model\.py.*{error}"):
+        load_hooks(bundle, "m")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "dangling", "loop"])
+def test_hook_file_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, kind: str) -> None:
+    """A model must not serve without the hooks that its author put there."""
+    bundle = tmp_path / "m"
+    bundle.mkdir()
+    hook = bundle / "model.py"
+    match kind:
+        case "fifo":
+            os.mkfifo(hook)
+        case "directory":
+            hook.mkdir()
+        case "dangling":
+            hook.symlink_to("nowhere")
+        case _:
+            hook.symlink_to("model.py")
+
+    with pytest.raises(HookProblem, match=r"model\.py is there but"):
+        load_hooks(bundle, "m")

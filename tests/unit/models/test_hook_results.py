@@ -124,8 +124,7 @@ def test_rows_must_agree() -> None:
         HookFailed, match=r"tensor 'size': number of rows .* is 3, expected 2 as in"
     ):
         check_rows("m", "preprocess", SPECS, [np.zeros((2, 3, 1)), np.zeros(3)])
-    with pytest.raises(HookFailed, match=r"'image': number of rows \(axis 0\) is 0"):
-        check_rows("m", "preprocess", SPECS, [np.zeros((0, 3, 1)), np.zeros(0)])
+    check_rows("m", "preprocess", SPECS, [np.zeros((0, 3, 1)), np.zeros(0)])  # none is a number
 
 
 def test_hook_gets_writable_copies() -> None:

@@ -386,3 +386,15 @@ def test_outcomes_are_counted_by_status(tmp_path: Path) -> None:
         assert expected == counted
 
     serve(tmp_path, scenario)
+
+
+def test_request_of_no_rows_passes_the_hooks_and_spares_the_device(tmp_path: Path) -> None:
+    """Hooks see zero rows like any other number of them."""
+    hook = HOOK.replace("x[0, 0] < 0", "(x < 0).any()").replace("x[0, 0] == 13", "(x == 13).any()")
+    write_scale(tmp_path, files={"model.py": hook})
+
+    async def scenario(served: Served) -> None:
+        outputs = await served.infer("scale", {"x": np.zeros((0, 4), np.float32)})
+        assert outputs["y"].shape == (0, 4)
+
+    serve(tmp_path, scenario)
