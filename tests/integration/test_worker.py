@@ -89,7 +89,7 @@ def test_model_that_is_loading_is_unavailable_not_unknown(tmp_path: Path) -> Non
         with Client(grpc_address(worker)) as client, pytest.raises(HloserveError) as caught:
             client.infer("scale", {"x": rows(1)})
         assert isinstance(caught.value, Unavailable)
-        assert "loading" in str(caught.value) or "not served" in str(caught.value)
+        assert "loading" in str(caught.value) or "starting" in str(caught.value)
     finally:
         backend.go.set()
         worker.stop()

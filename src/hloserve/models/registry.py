@@ -21,9 +21,15 @@ class _Entry:
 
 
 class Registry:
-    """Maps served names to models. Loop thread only."""
+    """Maps served names to models. Loop thread only.
+
+    Attributes:
+        is_discovering: the names of the repository are not known yet: an unknown name may still
+            turn up, so whoever asks for it is told to come again.
+    """
 
     def __init__(self) -> None:
+        self.is_discovering = False
         self._entries: dict[str, _Entry] = {}
         self._is_decided = False
 
@@ -49,10 +55,12 @@ class Registry:
 
         Raises:
             ModelNotFound: there is no such name.
-            ModelNotReady: it is loading, or its load failed. Retryable.
+            ModelNotReady: it is loading, or its load failed, or names are not known yet. Retryable.
         """
         entry = self._entries.get(name)
         if entry is None:
+            if self.is_discovering:
+                raise ModelNotReady(name, "the server is starting")
             raise ModelNotFound(name)
         if entry.model is None:
             raise ModelNotReady(name, entry.reason)

@@ -242,12 +242,14 @@ class Worker:
             progress=build_progress(is_shown=show_progress),
             events=self,
         )
+        self.registry.is_discovering = True
         self._startup.start()
 
     # What the start-up thread reports, on the loop thread.
 
     def device_opened(self, backend: Backend) -> None:
-        """The device is there: start the thread that will own it."""
+        """The device is there, after all names: start the thread that will own it."""
+        self.registry.is_discovering = False
         log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
         # On the CPU a cheap program runs where it was asked for. An accelerator may be slow, or
         # hang, for reasons of its own, and must not take the loop with it.

@@ -100,3 +100,14 @@ def test_removed_model_is_gone(model: Model) -> None:
     assert registry.remove("m") is None
     assert not registry.knows("m")
     assert not registry.is_ready
+
+
+def test_name_that_may_still_turn_up_is_not_called_unknown() -> None:
+    """Before the repository was looked through, nobody can say that a model is not there."""
+    registry = Registry()
+    registry.is_discovering = True
+    with pytest.raises(ModelNotReady, match="starting"):
+        registry.get("m")
+    registry.is_discovering = False
+    with pytest.raises(ModelNotFound):
+        registry.get("m")
