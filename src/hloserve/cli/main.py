@@ -98,6 +98,9 @@ def _tell(error: Exception) -> int | None:
             return FAILED
         case click.Abort():
             return _fail("interrupted", INTERRUPTED)
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message(), err=True)
+            return USAGE
         case click.UsageError():
             if error.ctx is not None:
                 hint = f"Try '{error.ctx.command_path} --help' for help."

@@ -29,8 +29,9 @@ Summary = dict[str, Any]
 def show(bundle: Path, list_weights: bool, as_json: bool) -> int:
     """Print what BUNDLE, a directory with manifest.yaml, holds.
 
-    Shapes are in numpy order: n is the batch axis, ? an axis whose size varies. Everything that is
-    wrong is listed at the end; then the exit status is 1.
+    Shapes are in numpy order: n is the batch axis, ? an axis whose size varies. What is wrong is
+    listed at the end; then the exit status is 1. Programs are not opened and hooks are not run: the
+    server does both when it loads the bundle.
 
     \b
     Examples:
