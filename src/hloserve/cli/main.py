@@ -78,6 +78,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = cli.main(rest, prog_name="hloserve", standalone_mode=False)
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as shown:
+        click.echo(shown.format_message(), err=True)
+        return USAGE
     except Exception as error:
         if len(rest) < len(arguments):
             traceback.print_exc()
@@ -98,9 +101,6 @@ def _tell(error: Exception) -> int | None:
             return FAILED
         case click.Abort():
             return _fail("interrupted", INTERRUPTED)
-        case click.exceptions.NoArgsIsHelpError():
-            click.echo(error.format_message(), err=True)
-            return USAGE
         case click.UsageError():
             if error.ctx is not None:
                 hint = f"Try '{error.ctx.command_path} --help' for help."
