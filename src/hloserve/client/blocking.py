@@ -34,6 +34,7 @@ from hloserve.core.requests import (
 )
 from hloserve.core.tensors import Tensors
 from hloserve.wire import v2_protobuf as codec
+from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
 
@@ -149,36 +150,36 @@ class Client:
         Raises:
             ModelNotFound: nothing of that name is served there.
         """
-        body = codec.encode_model_metadata_request(model)
-        return self._read(codec.decode_model_metadata, self._call("ModelMetadata", body, model))
+        body = calls.encode_model_metadata_request(model)
+        return self._read(calls.decode_model_metadata, self._call("ModelMetadata", body, model))
 
     def server_metadata(self) -> ServerMetadata:
         """The server's name, version and protocol extensions."""
-        return self._read(codec.decode_server_metadata, self._call("ServerMetadata"))
+        return self._read(calls.decode_server_metadata, self._call("ServerMetadata"))
 
     def repository_index(self, *, is_ready_only: bool = False) -> tuple[ModelIndexEntry, ...]:
         """Every model that the server knows, with its state and, when not ready, the reason."""
-        body = codec.encode_repository_index_request(is_ready_only)
-        return self._read(codec.decode_repository_index, self._call("RepositoryIndex", body))
+        body = calls.encode_repository_index_request(is_ready_only)
+        return self._read(calls.decode_repository_index, self._call("RepositoryIndex", body))
 
     def is_server_live(self) -> bool:
         """True when the server answers; False when nobody does."""
         try:
-            return self._read(codec.decode_server_live, self._call("ServerLive"))
+            return self._read(calls.decode_server_live, self._call("ServerLive"))
         except Unavailable:
             return False
 
     def is_server_ready(self) -> bool:
         """True when the server is ready to infer; False when it is not, or nobody answers."""
         try:
-            return self._read(codec.decode_server_ready, self._call("ServerReady"))
+            return self._read(calls.decode_server_ready, self._call("ServerReady"))
         except Unavailable:
             return False
 
     def is_model_ready(self, model: str) -> bool:
         """True when the model takes requests; False when it does not, or is not served there."""
-        body = codec.encode_model_ready_request(model)
-        return self._read(codec.decode_model_ready, self._call("ModelReady", body, model))
+        body = calls.encode_model_ready_request(model)
+        return self._read(calls.decode_model_ready, self._call("ModelReady", body, model))
 
     def close(self) -> None:
         """Close the connections that no call uses; others are closed when their call ends."""

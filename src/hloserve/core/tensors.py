@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
@@ -123,8 +122,3 @@ class NamedTensor(NamedTuple):
 
     name: str
     array: Array
-
-
-def nbytes(spec: TensorSpec, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor of `spec`'s dtype and a concrete `shape`, in exact integers."""
-    return int(np.prod(shape, dtype=object)) * spec.dtype.itemsize

@@ -12,13 +12,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from hloserve.core.errors import Overloaded
 from hloserve.core.tickets import Ticket
+from hloserve.engine.dispatcher import Post
 
-__all__ = ["HookThreads", "Post"]
+__all__ = ["HookThreads"]
 
 T = TypeVar("T")
-
-Post: TypeAlias = Callable[..., object]
-"""`loop.call_soon_threadsafe`: runs a function with its arguments on the loop thread."""
 
 _Job: TypeAlias = tuple[Ticket[Any], Callable[..., Any], tuple[Any, ...]]
 

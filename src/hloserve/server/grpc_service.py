@@ -16,6 +16,7 @@ from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_transport import Handler, Rpc
 from hloserve.server.inference import InferenceService
 from hloserve.wire import v2_protobuf as codec
+from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.grpc_framing import Message
 
 __all__ = ["GrpcInferenceService"]
@@ -65,29 +66,29 @@ class GrpcInferenceService:
         rpc.on_cancel = self._inference.start(request, reply).cancel
 
     def _server_live(self, message: Message) -> bytes:
-        return codec.encode_server_live(is_live=True)
+        return calls.encode_server_live(is_live=True)
 
     def _server_ready(self, message: Message) -> bytes:
-        return codec.encode_server_ready(is_ready=self._catalog.is_ready)
+        return calls.encode_server_ready(is_ready=self._catalog.is_ready)
 
     def _model_ready(self, message: Message) -> bytes:
-        name, version = codec.decode_model_ready_request(message)
+        name, version = calls.decode_model_ready_request(message)
         try:
             is_ready = self._catalog.is_model_ready(name, version)
         except ModelNotFound:
             is_ready = False  # the protocol answers, and does not fail, for an unknown model
-        return codec.encode_model_ready(is_ready=is_ready)
+        return calls.encode_model_ready(is_ready=is_ready)
 
     def _server_metadata(self, message: Message) -> bytes:
-        return codec.encode_server_metadata(self._catalog.server_metadata())
+        return calls.encode_server_metadata(self._catalog.server_metadata())
 
     def _model_metadata(self, message: Message) -> bytes:
-        name, version = codec.decode_model_metadata_request(message)
-        return codec.encode_model_metadata(self._catalog.model_metadata(name, version))
+        name, version = calls.decode_model_metadata_request(message)
+        return calls.encode_model_metadata(self._catalog.model_metadata(name, version))
 
     def _repository_index(self, message: Message) -> bytes:
-        ready_only = codec.decode_repository_index_request(message)
-        return codec.encode_repository_index(self._catalog.index(ready_only=ready_only))
+        ready_only = calls.decode_repository_index_request(message)
+        return calls.encode_repository_index(self._catalog.index(ready_only=ready_only))
 
 
 def _answer(method: Callable[[Message], bytes], rpc: Rpc) -> None:

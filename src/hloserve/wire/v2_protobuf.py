@@ -1,9 +1,9 @@
-"""V2 messages in protobuf, both ways and for both sides.
+"""V2 inference messages in protobuf, both ways and for both sides.
 
-What lives here: ModelInfer, and the names of all other messages' functions, which are in
-`hloserve.wire.v2_protobuf_metadata`. What does not: framing and HTTP/2 (`hloserve.wire.http2`), and
-checks against a model's specs (`hloserve.server`). The server's event loop and every client thread
-call it; stateless but for bounded caches of tensor announcements.
+What lives here: ModelInfer. What does not: all other messages
+(`hloserve.wire.v2_protobuf_metadata`), framing and HTTP/2 (`hloserve.wire.http2`), and checks
+against a model's specs (`hloserve.server`). The server's event loop and every client thread call
+it; stateless but for bounded caches of tensor announcements.
 
 The outer message is split and joined by hand, because protobuf's parser copies each tensor twice
 and makes an object per field: a small request costs 4.4 us instead of 5.9, its response 1.9 instead
@@ -31,28 +31,6 @@ from hloserve.wire.protobuf_tensors import announce, array_from_contents, read_t
 from hloserve.wire.protos import inference_pb2
 from hloserve.wire.tensor_bytes import ByteString, bytes_of, view_as_array
 from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
-from hloserve.wire.v2_protobuf_metadata import (
-    EMPTY,
-    ModelName,
-    decode_model_metadata,
-    decode_model_metadata_request,
-    decode_model_ready,
-    decode_model_ready_request,
-    decode_repository_index,
-    decode_repository_index_request,
-    decode_server_live,
-    decode_server_metadata,
-    decode_server_ready,
-    encode_model_metadata,
-    encode_model_metadata_request,
-    encode_model_ready,
-    encode_model_ready_request,
-    encode_repository_index,
-    encode_repository_index_request,
-    encode_server_live,
-    encode_server_metadata,
-    encode_server_ready,
-)
 from hloserve.wire.v2_protobuf_repeats import (
     learn_request,
     learn_response,
@@ -61,26 +39,6 @@ from hloserve.wire.v2_protobuf_repeats import (
 )
 
 __all__ = [
-    "EMPTY",
-    "ModelName",
-    "decode_model_metadata",
-    "decode_model_metadata_request",
-    "decode_model_ready",
-    "decode_model_ready_request",
-    "decode_repository_index",
-    "decode_repository_index_request",
-    "decode_server_live",
-    "decode_server_metadata",
-    "decode_server_ready",
-    "encode_model_metadata",
-    "encode_model_metadata_request",
-    "encode_model_ready",
-    "encode_model_ready_request",
-    "encode_repository_index",
-    "encode_repository_index_request",
-    "encode_server_live",
-    "encode_server_metadata",
-    "encode_server_ready",
     "decode_infer_request",
     "decode_infer_response",
     "encode_infer_request",

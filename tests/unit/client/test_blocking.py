@@ -41,6 +41,7 @@ from hloserve.core.requests import (
 )
 from hloserve.server.grpc_transport import Rpc
 from hloserve.wire import v2_protobuf as codec
+from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.grpc_limits import GrpcLimits
 
 Serve: TypeAlias = Callable[[Methods], AbstractContextManager[str]]
@@ -189,21 +190,21 @@ def test_metadata_is_what_the_server_says(serve: Serve) -> None:
     )
 
     def model_metadata(body: bytes) -> bytes:
-        name, _ = codec.decode_model_metadata_request(body)
+        name, _ = calls.decode_model_metadata_request(body)
         x, y = TensorMetadata("x", "FP32", (-1, 8)), TensorMetadata("y", "INT64", ())
-        return codec.encode_model_metadata(ModelMetadata(name, (), "cpu", (x,), (y,)))
+        return calls.encode_model_metadata(ModelMetadata(name, (), "cpu", (x,), (y,)))
 
     def repository_index(body: bytes) -> bytes:
-        ready_only = codec.decode_repository_index_request(body)
-        return codec.encode_repository_index(index[:1] if ready_only else index)
+        ready_only = calls.decode_repository_index_request(body)
+        return calls.encode_repository_index(index[:1] if ready_only else index)
 
     methods: Methods = {
-        "ServerLive": lambda body: codec.encode_server_live(is_live=True),
-        "ServerReady": lambda body: codec.encode_server_ready(is_ready=False),
-        "ModelReady": lambda body: codec.encode_model_ready(
-            is_ready=codec.decode_model_ready_request(body).name == "a"
+        "ServerLive": lambda body: calls.encode_server_live(is_live=True),
+        "ServerReady": lambda body: calls.encode_server_ready(is_ready=False),
+        "ModelReady": lambda body: calls.encode_model_ready(
+            is_ready=calls.decode_model_ready_request(body).name == "a"
         ),
-        "ServerMetadata": lambda body: codec.encode_server_metadata(server),
+        "ServerMetadata": lambda body: calls.encode_server_metadata(server),
         "ModelMetadata": model_metadata,
         "RepositoryIndex": repository_index,
     }

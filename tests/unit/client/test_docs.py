@@ -15,6 +15,7 @@ from hloserve.core.requests import (
     TensorMetadata,
 )
 from hloserve.wire import v2_protobuf as codec
+from hloserve.wire import v2_protobuf_metadata as calls
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "client.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -35,10 +36,10 @@ def infer(body: bytes) -> bytes:
 
 METHODS: Methods = {
     "ModelInfer": infer,
-    "ModelMetadata": lambda body: codec.encode_model_metadata(
+    "ModelMetadata": lambda body: calls.encode_model_metadata(
         ModelMetadata("digits", (), "cpu", (TensorMetadata("image", "UINT8", (-1, 8, 8)),), ())
     ),
-    "RepositoryIndex": lambda body: codec.encode_repository_index(
+    "RepositoryIndex": lambda body: calls.encode_repository_index(
         [ModelIndexEntry("digits", "", ModelState.READY, "")]
     ),
 }

@@ -15,6 +15,7 @@ from hloserve.core.requests import NEVER_NS, InferRequest
 from hloserve.server.grpc_service import GrpcInferenceService
 from hloserve.server.grpc_transport import Rpc
 from hloserve.wire import v2_protobuf as codec
+from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.status import grpc_code
 
 
@@ -91,7 +92,7 @@ def test_call_that_is_cancelled_leaves_nothing_behind(services: Services) -> Non
     [
         ("ModelInfer", b"\xff", Code.INVALID_ARGUMENT),
         ("ModelMetadata", b"\xff", Code.INVALID_ARGUMENT),
-        ("ModelMetadata", codec.encode_model_metadata_request("never"), Code.NOT_FOUND),
+        ("ModelMetadata", calls.encode_model_metadata_request("never"), Code.NOT_FOUND),
     ],
 )
 def test_faults_of_the_caller_are_told_by_status(
@@ -115,20 +116,20 @@ def test_request_fails_with_the_status_of_its_error(services: Services) -> None:
 
 def test_questions_are_answered_at_once(services: Services) -> None:
     """Live, ready, metadata and index need no device."""
-    assert codec.decode_server_live(_answer(_call(services, "ServerLive")))
-    assert codec.decode_server_ready(_answer(_call(services, "ServerReady")))
-    server = codec.decode_server_metadata(_answer(_call(services, "ServerMetadata")))
+    assert calls.decode_server_live(_answer(_call(services, "ServerLive")))
+    assert calls.decode_server_ready(_answer(_call(services, "ServerReady")))
+    server = calls.decode_server_metadata(_answer(_call(services, "ServerMetadata")))
     assert server.name == "hloserve"
-    asked = codec.encode_model_metadata_request("scale")
-    model = codec.decode_model_metadata(_answer(_call(services, "ModelMetadata", asked)))
+    asked = calls.encode_model_metadata_request("scale")
+    model = calls.decode_model_metadata(_answer(_call(services, "ModelMetadata", asked)))
     assert model == services.model.metadata
-    index = codec.decode_repository_index(_answer(_call(services, "RepositoryIndex")))
+    index = calls.decode_repository_index(_answer(_call(services, "RepositoryIndex")))
     assert ["scale"] == [entry.name for entry in index]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("scale", True), ("never", False)])
 def test_model_that_is_unknown_is_not_ready(services: Services, name: str, expected: bool) -> None:
     """The protocol answers this question, and does not fail, for every name."""
-    message = codec.encode_model_ready_request(name)
+    message = calls.encode_model_ready_request(name)
 
-    assert codec.decode_model_ready(_answer(_call(services, "ModelReady", message))) is expected
+    assert calls.decode_model_ready(_answer(_call(services, "ModelReady", message))) is expected
