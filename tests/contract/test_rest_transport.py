@@ -264,24 +264,11 @@ def test_grpc_client_learns_where_the_grpc_port_is(loop: LoopFactory) -> None:
     run_with_server(loop, echo, client, limits=HttpLimits(grpc_hint="try port 8001"))
 
 
-def test_tls_serves_the_same(loop: LoopFactory, tmp_path: Path) -> None:
+def test_tls_serves_the_same(loop: LoopFactory, certificate: tuple[Path, Path]) -> None:
     """Over TLS small and large bodies, pipelining and refusals work alike."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        (
-            f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-            f" -keyout {key} -out {certificate} -subj /CN=localhost"
-            " -addext subjectAltName=IP:127.0.0.1"
-        ).split(),
-        check=True,
-        capture_output=True,
-    )
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server_side.load_cert_chain(certificate, key)
-    client_side = ssl.create_default_context(cafile=str(certificate))
+    server_side.load_cert_chain(*certificate)
+    client_side = ssl.create_default_context(cafile=str(certificate[0]))
     big = bytes(range(256)) * 10_000
 
     async def client(server: HttpServer, connect: Connect) -> None:
