@@ -26,6 +26,8 @@
     │   └─ ModelNotReady     (model, reason)
     ├─ BundleProblem         INTERNAL             (bundle, findings)   load time
     │   ├─ ManifestProblem   ├─ WeightsProblem   ├─ ProgramProblem   └─ HookProblem
+    ├─ ExportProblem         INTERNAL             (model, findings)    nothing was written
+    │   └─ ProofFailed                            the program does not compute what the model does
     ├─ ConfigProblem         INTERNAL             (source, at, reason) exit status 2
     ├─ HookFailed            INTERNAL             (model, hook)        cause kept
     ├─ BackendFailed         INTERNAL             (operation, model)   cause kept
@@ -52,6 +54,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceMemoryFull",
     "DuplicateTensor",
+    "ExportProblem",
     "HloserveError",
     "HookFailed",
     "HookProblem",
@@ -66,6 +69,7 @@ __all__ = [
     "NotPossibleNow",
     "Overloaded",
     "ProgramProblem",
+    "ProofFailed",
     "QueueFull",
     "ShuttingDown",
     "TensorMismatch",
@@ -314,6 +318,24 @@ class ProgramProblem(BundleProblem):
 
 class HookProblem(BundleProblem):
     """`model.py`: it fails to run, or does not register what the bundle needs."""
+
+
+class ExportProblem(HloserveError):
+    """A model that cannot be exported, or must not be; nothing was written.
+
+    Attributes:
+        model: the name of the bundle that was asked for.
+        findings: one sentence each: the layer, argument or option, what is wrong and what to do.
+    """
+
+    def __init__(self, model: str, findings: Sequence[str] | str) -> None:
+        self.model = model
+        self.findings = (findings,) if isinstance(findings, str) else tuple(findings)
+        super().__init__(f"export of {model!r}: " + "; ".join(self.findings))
+
+
+class ProofFailed(ExportProblem):
+    """The exported program does not compute what the source model does, or nothing proves it."""
 
 
 class ConfigProblem(HloserveError):
