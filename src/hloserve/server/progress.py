@@ -1,8 +1,8 @@
 """Loading, drawn on a terminal.
 
-What lives here: one line that says what is loaded, what is compiled and how long it may still take.
-What does not: the log, which tells the same to machines (`server.startup`). Called on the start-up
-thread only.
+What lives here: what is said of a load: what is compiled and how long it may still take. What does
+not: the line itself (`hloserve.core.terminal_line`), and the log, which tells the same to machines
+(`server.startup`). Called on the start-up thread only.
 """
 
 import sys
@@ -10,12 +10,10 @@ from typing import TextIO
 
 from typing_extensions import override
 
+from hloserve.core.terminal_line import TerminalLine
 from hloserve.models.progress import NoProgress, Progress
 
 __all__ = ["TerminalProgress", "build_progress"]
-
-_CLEAR_LINE = "\r\x1b[2K"
-_BAR_COLUMNS = 24
 
 
 def build_progress(*, is_shown: bool) -> Progress:
@@ -31,7 +29,7 @@ class TerminalProgress(Progress):
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._line = TerminalLine(stream)
         self._programs = 0
         self._compiled = 0
         self._spent_s = 0.0
@@ -56,29 +54,15 @@ class TerminalProgress(Progress):
 
     @override
     def bundle_warning(self, name: str, warning: str) -> None:
-        self._say(f"  ! {name}: {warning}")
+        self._line.say(f"  ! {name}: {warning}")
 
     @override
     def bundle_ready(self, name: str, seconds: float) -> None:
-        self._say(f"  ✓ {name}  {self._programs} programs in {seconds:.1f} s")
+        self._line.say(f"  ✓ {name}  {self._programs} programs in {seconds:.1f} s")
 
     @override
     def bundle_failed(self, name: str, reason: str) -> None:
-        self._say(f"  ✗ {name}: {reason}")
-
-    def _say(self, line: str) -> None:
-        self._stream.write(f"{_CLEAR_LINE}{_printable(line)}\n")
-        self._stream.flush()
+        self._line.say(f"  ✗ {name}: {reason}")
 
     def _draw(self, what: str) -> None:
-        share = self._compiled / self._programs if self._programs else 0.0
-        full = round(share * _BAR_COLUMNS)
-        bar = "█" * full + "░" * (_BAR_COLUMNS - full)
-        text = f"  {bar} {self._compiled}/{self._programs or '?'} {self._name}: {what}"
-        self._stream.write(f"{_CLEAR_LINE}{_printable(text)}")
-        self._stream.flush()
-
-
-def _printable(text: str) -> str:
-    """Text of a bundle's author must not move the cursor."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+        self._line.draw(self._compiled, self._programs or None, f"{self._name}: {what}")
