@@ -41,7 +41,7 @@ try:
 except (ImportError, AttributeError) as moved:
     raise UntestedVersion("jaxlib", jaxlib.version.__version__, "0.10 to 0.11") from moved
 
-__all__ = ["MlirProgram", "read_program", "refine_program"]
+__all__ = ["Diagnostics", "MlirProgram", "one_line", "read_program", "refine_program", "walk_ops"]
 
 _MAGIC = b"ML\xefR"
 _PRODUCER = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)")
@@ -103,7 +103,7 @@ def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirPr
     context = _new_context()
     copy = _reparse(_bytecode(program.module), context)
     wanted = ", ".join(map(str, inputs))
-    with context, _Diagnostics(context) as said:
+    with context, Diagnostics(context) as said:
         try:
             _pin_arguments(copy, inputs)
             refined = _refine_polymorphic_shapes(
@@ -113,12 +113,12 @@ def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirPr
         except (ValueError, RuntimeError, ir.MLIRError) as error:
             reason = said.text() or str(error)
             raise ProgramProblem(
-                source, f"cannot be specialised to ({wanted}): {_one_line(reason)}"
+                source, f"cannot be specialised to ({wanted}): {one_line(reason)}"
             ) from error
     return MlirProgram(_signature_of(module, source), module, source, program.custom_calls)
 
 
-class _Diagnostics:
+class Diagnostics:
     """Collects what MLIR would print on stderr while the block runs."""
 
     def __init__(self, context: Any) -> None:
@@ -126,7 +126,7 @@ class _Diagnostics:
         self._handler: Any = None
         self._messages: list[str] = []
 
-    def __enter__(self) -> "_Diagnostics":
+    def __enter__(self) -> "Diagnostics":
         self._handler = self._context.attach_diagnostic_handler(self._collect)
         return self
 
@@ -177,16 +177,16 @@ def _parse(artifact: bytes, context: Any, source: str) -> Any:
         return ir.Module.parse(text, context)
     except ir.MLIRError as error:
         raise ProgramProblem(
-            source, f"not a valid StableHLO program: {_one_line(str(error))}"
+            source, f"not a valid StableHLO program: {one_line(str(error))}"
         ) from error
 
 
 def _deserialize(artifact: bytes, context: Any, source: str) -> Any:
-    with _Diagnostics(context) as said:
+    with Diagnostics(context) as said:
         try:
             return stablehlo.deserialize_portable_artifact(context, artifact)
         except (ValueError, RuntimeError, ir.MLIRError) as error:
-            reason = _one_line(said.text() or str(error))
+            reason = one_line(said.text() or str(error))
             raise ProgramProblem(source, _why_unreadable(artifact, reason)) from error
 
 
@@ -209,7 +209,7 @@ def _why_unreadable(artifact: bytes, reason: str) -> str:
     )
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Join MLIR's lines, without its long tail of remedies for compiler authors."""
     text = re.sub(r"\(\* corresponding to.*?\)|; for more info on dialect .*", "", text)
     text = text.removeprefix("Unable to parse module assembly:")
@@ -320,7 +320,7 @@ def _strip_annotations(module: Any, source: str) -> frozenset[str]:
     """
     dead, custom_calls = [], set()
     with module.context, ir.Location.unknown():
-        for op in _walk(module.operation):
+        for op in walk_ops(module.operation):
             name, target = op.name, None
             if name == "stablehlo.custom_call":
                 target = ir.StringAttr(op.attributes["call_target_name"]).value
@@ -354,12 +354,13 @@ def _checked_target(target: str, source: str) -> str:
     return target
 
 
-def _walk(op: Any) -> Iterator[Any]:
+def walk_ops(op: Any) -> Iterator[Any]:
+    """An operation and all inside of it, outermost first."""
     yield op
     for region in op.regions:
         for block in region:
             for inner in list(block.operations):
-                yield from _walk(inner.operation)
+                yield from walk_ops(inner.operation)
 
 
 def _strip_attributes(op: Any) -> None:
