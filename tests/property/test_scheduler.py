@@ -229,7 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Unloading fails the queue of that model and no other."""
         orphans = self.queues.pop(name, [])
 
-        assert self.scheduler.remove(name) == orphans
+        assert self.scheduler.remove(self.models[name]) == orphans
 
         for orphan in orphans:
             with pytest.raises(ModelNotFound):
@@ -267,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_lost_and_nothing_is_given_twice(self) -> None:
         """Each submitted request waits in its place or has left exactly once."""
         for name in NAMES:
-            assert self.scheduler.depth(name) == len(self.queues.get(name, ()))
+            assert self.scheduler.depth(self.models[name]) == len(self.queues.get(name, ()))
         waiting = {r for queue in self.queues.values() for r in queue}
         assert set(self.submitted) == waiting | set(self.left)
         assert not waiting & set(self.left)

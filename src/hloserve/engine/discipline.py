@@ -10,6 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.queued_request import ModelQueue
 
 __all__ = ["Discipline", "Fifo"]
@@ -18,12 +19,12 @@ __all__ = ["Discipline", "Fifo"]
 class Discipline(Protocol):
     """Picks the next model."""
 
-    def pick(self, waiting: Mapping[str, ModelQueue], now_ns: int) -> str:
-        """Name the model to serve next.
+    def pick(self, waiting: Mapping[DeviceModel, ModelQueue], now_ns: int) -> DeviceModel:
+        """The model to serve next.
 
         Args:
-            waiting: the queues that hold requests, by model name; not empty, none of them empty.
-                Idle models are not in it, so that the cost does not grow with them.
+            waiting: the queues that hold requests; not empty, none of them empty. Idle models are
+                not in it, so that the cost does not grow with them.
             now_ns: the instant of the decision.
         """
         ...
@@ -33,7 +34,7 @@ class Fifo(Discipline):
     """The model whose front request is oldest; of two equally old, the smaller name."""
 
     @override
-    def pick(self, waiting: Mapping[str, ModelQueue], now_ns: int) -> str:
+    def pick(self, waiting: Mapping[DeviceModel, ModelQueue], now_ns: int) -> DeviceModel:
         if len(waiting) == 1:
             return next(iter(waiting))
-        return min(waiting, key=lambda name: (waiting[name].requests[0].enqueued_ns, name))
+        return min(waiting, key=lambda m: (waiting[m].requests[0].enqueued_ns, m.name))

@@ -12,6 +12,8 @@ Rules.
 3. A request is in one place: a queue, one dispatch, or handed back by `remove` or `stop`. It is
    never lost and never given twice.
 4. What a dispatch costs does not depend on how many idle models there are.
+5. A queue belongs to a `DeviceModel`, not to a name: two generations of a model have two queues, so
+   what was queued for the old one is answered by the old one while the new one serves.
 """
 
 import threading
@@ -86,9 +88,11 @@ class Scheduler:
         self._work = threading.Condition(self._lock)
         self._is_thread_waiting = False
         self._phase = _Phase.OPEN
-        self._queues: dict[str, ModelQueue] = {}
-        self._waiting: dict[str, ModelQueue] = {}  # the queues that are not empty
+        self._queues: dict[DeviceModel, ModelQueue] = {}
+        self._waiting: dict[DeviceModel, ModelQueue] = {}  # the queues that are not empty
         self._running = 0
+        self._running_model: DeviceModel | None = None
+        self._on_idle: dict[DeviceModel, Callable[[], object]] = {}
         self._dispatch_thread = 0
         self._handed: Dispatch | None = None  # taken for the dispatch thread, which is waking up
         self._on_work: Callable[[], object] | None = None
@@ -107,13 +111,21 @@ class Scheduler:
     def add(self, model: DeviceModel) -> None:
         """Open a queue for a model. Threading: loop thread."""
         with self._lock:
-            assert model.name not in self._queues, f"model {model.name!r} is already scheduled"
-            self._queues[model.name] = ModelQueue(model)
+            assert model not in self._queues, f"model {model.name!r} is already scheduled"
+            self._queues[model] = ModelQueue(model)
 
-    def remove(self, name: str) -> list[QueuedRequest]:
+    def remove(
+        self, model: DeviceModel, on_idle: Callable[[], object] | None = None
+    ) -> list[QueuedRequest]:
         """Close a model's queue: who waits in it is failed with `ModelNotFound`.
 
         A batch of the model that is already running is answered as usual.
+
+        Args:
+            model: ignored when it is not scheduled.
+            on_idle: called once no batch of the model runs and none will: at once, or by the thread
+                that ran the last one, under the lock, so let it do no more than post. From then on
+                the model's memory may be freed.
 
         Returns:
             The requests that waited, now settled.
@@ -121,10 +133,15 @@ class Scheduler:
         Threading: loop thread.
         """
         with self._lock:
-            queue = self._queues.pop(name, None)
-            self._waiting.pop(name, None)
-        orphans = list(queue.requests) if queue is not None else []
-        deliver(orphans, [ModelNotFound(name) for _ in orphans])
+            queue = self._queues.pop(model, None)
+            self._waiting.pop(model, None)
+            orphans = list(queue.requests) if queue is not None else []
+            is_running = self._running_model is model
+            if is_running and on_idle is not None:
+                self._on_idle[model] = on_idle
+        deliver(orphans, [ModelNotFound(model.name) for _ in orphans])
+        if on_idle is not None and not is_running:
+            on_idle()
         return orphans
 
     def submit(self, requests: Sequence[QueuedRequest]) -> None:
@@ -141,24 +158,24 @@ class Scheduler:
 
         Threading: loop thread.
         """
-        name = requests[0].model.name
+        model = requests[0].model
         now_ns = self._clock.now_ns()
         withdraw = self._withdraw
         with self._lock:
             if self._phase is not _Phase.OPEN:
                 raise ShuttingDown
-            queue = self._queues.get(name)
+            queue = self._queues.get(model)
             if queue is None:
-                raise ModelNotFound(name)
+                raise ModelNotFound(model.name)
             depth = len(queue.requests)
             if depth and depth + len(requests) > self._max_queue_depth:
-                raise QueueFull(name, depth)
+                raise QueueFull(model.name, depth)
             for request in requests:
                 request.enqueued_ns = now_ns
                 request.withdraw = withdraw
             queue.requests.extend(requests)
             if not depth:
-                self._waiting[name] = queue
+                self._waiting[model] = queue
             if not self._is_thread_waiting or self._is_announced:
                 return
             if self._on_work is None:
@@ -188,7 +205,7 @@ class Scheduler:
                 dispatch = self._take()
                 if not dispatch.requests and not dispatch.expired:
                     continue
-                self._running = len(dispatch.requests)
+                self._begin_batch(dispatch)
                 if dispatch.cost_ns <= budget_ns:
                     return dispatch
                 self._handed = dispatch
@@ -203,7 +220,7 @@ class Scheduler:
         """
         with self._lock:
             if self._is_thread_waiting:  # else a caller that it answered closed the scheduler
-                self._running = 0
+                self._end_batch()
             if not self._waiting or self._phase is _Phase.STOPPED or self._is_announced:
                 return
             self._is_announced = True
@@ -215,9 +232,9 @@ class Scheduler:
 
         Threading: loop thread.
         """
-        name = request.model.name
+        model = request.model
         with self._lock:
-            queue = self._waiting.get(name)
+            queue = self._waiting.get(model)
             if queue is None:
                 return
             try:
@@ -225,11 +242,11 @@ class Scheduler:
             except ValueError:
                 return
             if not queue.requests:
-                del self._waiting[name]
+                del self._waiting[model]
 
-    def depth(self, name: str) -> int:
+    def depth(self, model: DeviceModel) -> int:
         """Requests that wait for a model; 0 for a model that is not scheduled. Any thread."""
-        queue = self._queues.get(name)
+        queue = self._queues.get(model)
         return len(queue.requests) if queue is not None else 0
 
     @property
@@ -273,7 +290,7 @@ class Scheduler:
             if self._handed is not None:
                 orphans = [*self._handed.requests, *self._handed.expired, *orphans]
                 self._handed = None
-                self._running = 0
+                self._end_batch()
             for queue in self._waiting.values():
                 queue.requests.clear()
             self._waiting.clear()
@@ -296,7 +313,8 @@ class Scheduler:
         assert self._dispatch_thread in (0, thread), "batches are taken by two threads"
         self._dispatch_thread = thread
         with self._lock:
-            self._running = 0
+            if self._handed is None:
+                self._end_batch()
             while True:
                 if self._handed is not None:
                     dispatch, self._handed = self._handed, None
@@ -304,22 +322,33 @@ class Scheduler:
                 while self._waiting and self._phase is not _Phase.STOPPED:
                     dispatch = self._take()
                     if dispatch.requests or dispatch.expired:
-                        self._running = len(dispatch.requests)
+                        self._begin_batch(dispatch)
                         return dispatch
                 if self._phase is not _Phase.OPEN:
-                    self._running = 0
+                    self._end_batch()  # a cheap one, whose caller closed the scheduler
                     return None
                 self._is_thread_waiting = True
                 self._work.wait()
 
     def _take(self) -> Dispatch:
         now_ns = self._clock.now_ns()
-        name = self._discipline.pick(self._waiting, now_ns)
-        queue = self._waiting[name]
+        model = self._discipline.pick(self._waiting, now_ns)
+        queue = self._waiting[model]
         dispatch = take_batch(queue, now_ns)
         if not queue.requests:
-            del self._waiting[name]
+            del self._waiting[model]
         return dispatch
+
+    def _begin_batch(self, dispatch: Dispatch) -> None:
+        self._running = len(dispatch.requests)
+        self._running_model = dispatch.model
+
+    def _end_batch(self) -> None:
+        """Note that nothing runs, and tell who waited for that."""
+        self._running = 0
+        model, self._running_model = self._running_model, None
+        if self._on_idle and model is not None and (on_idle := self._on_idle.pop(model, None)):
+            on_idle()
 
 
 def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:

@@ -42,11 +42,20 @@ class Hooks:
         preprocess: client inputs to executable inputs; None passes them through.
         postprocess: executable outputs to client outputs; None passes them through.
         module: name of the module in `sys.modules`; `close` takes it out.
+        directory: the bundle's directory when the file was run.
     """
 
     preprocess: Hook | None
     postprocess: Hook | None
     module: str
+    directory: Path
+
+    def move(self, bundle: Path) -> None:
+        """Follow a bundle that was renamed: the files beside the hook file are now there."""
+        module = sys.modules.get(self.module)
+        if module is not None:
+            module.__file__ = str(bundle / HOOK_FILE)
+            module.__path__ = [str(bundle)]
 
     def close(self) -> None:
         """Let go of the module. Hooks that still run go on."""
@@ -67,7 +76,7 @@ def load_hooks(bundle: Path, name: str) -> Hooks | None:
     module, registered = _run_hook_file(bundle, name)
     if len(registered.models) == 1 and not registered.metas:
         (only,) = registered.models
-        return Hooks(only.preprocess, only.postprocess, module)
+        return Hooks(only.preprocess, only.postprocess, module, bundle)
     _forget(module)
     raise HookProblem(name, _wrong_registration("register_model", "model", registered))
 

@@ -5,7 +5,8 @@ What lives here: `Model` and the two steps around an execution. What does not: t
 the loop thread reads it, hook threads call `preprocess` and `postprocess`.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hloserve.bundle.manifest import Manifest
@@ -17,7 +18,43 @@ from hloserve.engine.device_model import DeviceModel
 from hloserve.models.hook_file import Hooks
 from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
 
-__all__ = ["Model", "metadata_of"]
+__all__ = ["Model", "Uses", "metadata_of"]
+
+
+class Uses:
+    """How many requests a model is serving, so that it is freed under none of them.
+
+    Attributes:
+        count: raise it when a request has found the model, and `end` one when it is done with it.
+
+    Threading: loop thread only.
+    """
+
+    __slots__ = ("_on_idle", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._on_idle: Callable[[], object] | None = None
+
+    def end(self) -> None:
+        """Say that a request is done with the model."""
+        self.count -= 1
+        if not self.count and self._on_idle is not None:
+            self._tell()
+
+    def retire(self, on_idle: Callable[[], object]) -> None:
+        """Call `on_idle` when no request uses the model; at once when none does. Once per model.
+
+        The model must no longer be in the registry, so that no request finds it.
+        """
+        self._on_idle = on_idle
+        if not self.count:
+            self._tell()
+
+    def _tell(self) -> None:
+        on_idle, self._on_idle = self._on_idle, None
+        if on_idle is not None:
+            on_idle()
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +72,7 @@ class Model:
         metadata: V2 metadata, made once.
         arena: host memory of the weights; on CPU the device's buffers lie in it.
         warnings: what was ignored at load, one sentence each.
+        uses: the requests that are being served with it.
         input_names: of the executable inputs, in program order.
         output_names: of the executable outputs, in program order.
         has_preprocess: a hook makes the executable inputs.
@@ -51,6 +89,7 @@ class Model:
     metadata: ModelMetadata
     arena: HostArena = field(repr=False)
     warnings: tuple[str, ...] = ()
+    uses: Uses = field(default_factory=Uses, repr=False)
     input_names: tuple[str, ...] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)
     has_preprocess: bool = field(init=False)
@@ -83,7 +122,9 @@ class Model:
         if self.hooks is None or self.hooks.preprocess is None:
             return [inputs[spec.name] for spec in specs]
         given = hook_tensors(inputs.keys(), inputs.values())
-        result = call_hook(self.name, "preprocess", self.bundle, self.hooks.preprocess, given)
+        result = call_hook(
+            self.name, "preprocess", self.hooks.directory, self.hooks.preprocess, given
+        )
         prepared = check_tensors(self.name, "preprocess", specs, result)
         check_rows(self.name, "preprocess", specs, prepared)
         return prepared
@@ -104,9 +145,25 @@ class Model:
         if self.hooks is None or self.hooks.postprocess is None:
             return dict(zip(names, outputs, strict=True))
         given = hook_tensors(names, outputs)
-        result = call_hook(self.name, "postprocess", self.bundle, self.hooks.postprocess, given)
+        result = call_hook(
+            self.name, "postprocess", self.hooks.directory, self.hooks.postprocess, given
+        )
         arrays = check_tensors(self.name, "postprocess", self.outputs, result)
         return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
+
+    def renamed(self, name: str, bundle: Path) -> "Model":
+        """The same model under another name: programs, weights, queue and counters are shared.
+
+        Requests that are being served go on with this one. From now on the device calls it `name`.
+
+        Threading: loop thread.
+        """
+        self.device.name = name
+        if self.hooks is not None:
+            self.hooks.move(bundle)
+        metadata = replace(self.metadata, name=name)
+        manifest = replace(self.manifest, name=name)
+        return replace(self, name=name, bundle=bundle, metadata=metadata, manifest=manifest)
 
     def free(self, backend: Backend) -> None:
         """Give device memory and the hook module back. The model must be idle. Idempotent.

@@ -108,28 +108,33 @@ class InferenceService:
         Threading: loop thread, driven by a `Call`; awaits tickets only.
         """
         model = self._registry.get(request.model)
-        if request.version:
-            check_version(request.model, request.version)
-        if request.outputs:
-            check_output_names(model.outputs, request.outputs)
-        check_inputs(model.inputs, request.inputs)
-        if model.has_preprocess:
-            prepared = await self._hook_threads.run(model.preprocess, request.inputs)
-        else:
-            prepared = [request.inputs[name] for name in model.input_names]
-        parts = build_requests(model.device, prepared, request.deadline_ns)
-        if len(parts) == 1:
-            self._scheduler.submit(parts)
-            raw = await parts[0]
-        else:
-            raw = await self._execute_parts(model.device, prepared, parts)
-        if model.has_postprocess:
-            outputs = await self._hook_threads.run(model.postprocess, raw)
-        else:
-            outputs = dict(zip(model.output_names, raw, strict=True))
-        return InferResponse(
-            request.model, select_outputs(outputs, request.outputs), request.id, request.version
-        )
+        uses = model.uses
+        uses.count += 1  # it is not freed before `end`, whatever becomes of its name
+        try:
+            if request.version:
+                check_version(request.model, request.version)
+            if request.outputs:
+                check_output_names(model.outputs, request.outputs)
+            check_inputs(model.inputs, request.inputs)
+            if model.has_preprocess:
+                prepared = await self._hook_threads.run(model.preprocess, request.inputs)
+            else:
+                prepared = [request.inputs[name] for name in model.input_names]
+            parts = build_requests(model.device, prepared, request.deadline_ns)
+            if len(parts) == 1:
+                self._scheduler.submit(parts)
+                raw = await parts[0]
+            else:
+                raw = await self._execute_parts(model.device, prepared, parts)
+            if model.has_postprocess:
+                outputs = await self._hook_threads.run(model.postprocess, raw)
+            else:
+                outputs = dict(zip(model.output_names, raw, strict=True))
+            return InferResponse(
+                request.model, select_outputs(outputs, request.outputs), request.id, request.version
+            )
+        finally:
+            uses.end()
 
     async def _execute_parts(
         self, device: DeviceModel, inputs: list[Array], parts: list[QueuedRequest]

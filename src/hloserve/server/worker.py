@@ -332,7 +332,7 @@ class Worker:
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models with the depth of their queues."""
         return {
-            model.name: (model, self._scheduler.depth(model.name))
+            model.name: (model, self._scheduler.depth(model.device))
             for model in self.registry.models()
         }
 

@@ -431,7 +431,7 @@ def test_end_is_posted_after_the_last_reply() -> None:
 
 class _BrokenDiscipline(Discipline):
     @override
-    def pick(self, waiting: Mapping[str, ModelQueue], now_ns: int) -> str:
+    def pick(self, waiting: Mapping[DeviceModel, ModelQueue], now_ns: int) -> DeviceModel:
         raise ZeroDivisionError
 
 

@@ -213,7 +213,7 @@ def test_fault_of_ours_in_a_cheap_run_is_told_and_the_next_batch_runs() -> None:
 
 class _BrokenDiscipline(Discipline):
     @override
-    def pick(self, waiting: Mapping[str, ModelQueue], now_ns: int) -> str:
+    def pick(self, waiting: Mapping[DeviceModel, ModelQueue], now_ns: int) -> DeviceModel:
         raise ZeroDivisionError
 
 

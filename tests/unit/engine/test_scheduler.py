@@ -163,27 +163,29 @@ def test_dispatch_of_nothing_but_late_requests_has_no_batch() -> None:
     dispatch = _next(scheduler)
 
     assert ([], [late]) == (dispatch.requests, dispatch.expired)
-    assert scheduler.depth("m") == 0
+    assert scheduler.depth(model) == 0
 
 
 def test_cancelled_request_leaves_its_queue_at_once() -> None:
     """The depth is right as soon as a caller has gone."""
-    scheduler, _, (a, b) = _queued(build_model(FakeBackend()), 1, 1)
+    model = build_model(FakeBackend())
+    scheduler, _, (a, b) = _queued(model, 1, 1)
 
     a.cancel()
 
-    assert scheduler.depth("m") == 1
+    assert scheduler.depth(model) == 1
     assert [b] == _next(scheduler).requests
 
 
 def test_cancelling_a_request_that_runs_changes_no_queue() -> None:
     """A request that was taken is answered into the void; its batch mates stay."""
-    scheduler, _, (a, b) = _queued(build_model(FakeBackend(), sizes=[1]), 1, 1)
+    model = build_model(FakeBackend(), sizes=[1])
+    scheduler, _, (a, b) = _queued(model, 1, 1)
     assert [a] == _next(scheduler).requests
 
     a.cancel()
 
-    assert scheduler.depth("m") == 1
+    assert scheduler.depth(model) == 1
     assert [b] == _next(scheduler).requests
     b.cancel()
 
@@ -228,7 +230,7 @@ def test_parts_are_queued_all_or_none() -> None:
     with pytest.raises(QueueFull):
         scheduler.submit([dummy(model, 8), dummy(model, 8)])
 
-    assert scheduler.depth("m") == 1
+    assert scheduler.depth(model) == 1
 
 
 def test_empty_queue_takes_more_parts_than_its_cap() -> None:
@@ -238,43 +240,17 @@ def test_empty_queue_takes_more_parts_than_its_cap() -> None:
 
     scheduler.submit([dummy(model, 8) for _ in range(3)])
 
-    assert scheduler.depth("m") == 3
+    assert scheduler.depth(model) == 3
 
 
 def test_unknown_model_is_not_found() -> None:
     """A model that was never added has no queue."""
+    model = build_model(FakeBackend())
     scheduler, _ = manual_scheduler()
 
     with pytest.raises(ModelNotFound):
-        scheduler.submit([dummy(build_model(FakeBackend()), 1)])
-    assert scheduler.depth("m") == 0
-
-
-def test_removed_model_fails_who_waits_for_it() -> None:
-    """Unloading a model tells its queue NOT_FOUND, and later requests too."""
-    model = build_model(FakeBackend())
-    scheduler, _, requests = _queued(model, 1, 1)
-
-    assert requests == scheduler.remove("m")
-
-    for request in requests:
-        with pytest.raises(ModelNotFound):
-            outcome_of(request)
-    with pytest.raises(ModelNotFound):
         scheduler.submit([dummy(model, 1)])
-    assert scheduler.remove("m") == []
-
-
-def test_removed_model_can_be_added_again() -> None:
-    """A name is free after its removal; adding it twice is a fault of ours."""
-    model = build_model(FakeBackend())
-    scheduler, _, _ = _queued(model, 1)
-    scheduler.remove("m")
-
-    scheduler.add(model)
-
-    with pytest.raises(AssertionError, match="already scheduled"):
-        scheduler.add(model)
+    assert scheduler.depth(model) == 0
 
 
 def test_stop_fails_who_waits_and_refuses_who_comes() -> None:
@@ -553,7 +529,7 @@ def test_removing_a_model_leaves_the_batch_that_was_handed_over(cheap: _Cheap) -
     running, waiting = cheap.submit("dear"), cheap.submit("dear")
     assert cheap.scheduler.take_cheap(100) is None
 
-    assert [waiting] == cheap.scheduler.remove("dear")
+    assert [waiting] == cheap.scheduler.remove(cheap.models["dear"])
 
     assert [running] == _given(cheap).requests
 

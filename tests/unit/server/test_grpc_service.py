@@ -84,7 +84,10 @@ def test_call_that_is_cancelled_leaves_nothing_behind(services: Services) -> Non
     caller.cancelled()
 
     assert (caller.answer, caller.error) == (None, None)
-    assert (services.engine.scheduler.depth("scale"), services.inference.in_flight) == (0, 0)
+    assert (
+        services.engine.scheduler.depth(services.model.device),
+        services.inference.in_flight,
+    ) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,10 @@ class Served:
         self.dispatcher.start()
         self._held_from = 0
 
+    def depth(self, name: str) -> int:
+        """Requests that wait for a model."""
+        return self.scheduler.depth(self.registry.get(name).device)
+
     def start(self, request: InferRequest) -> "tuple[asyncio.Future[InferResponse], InFlight]":
         """Begin a request; a future of its reply, and its handle."""
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
@@ -244,7 +248,7 @@ def test_deadline_is_answered_while_the_device_is_busy(tmp_path: Path) -> None:
         deadline_ns = SystemClock().now_ns() + 30_000_000
         with pytest.raises(DeadlineExceeded):
             await served.infer("scale", {"x": rows(2)}, deadline_ns=deadline_ns)
-        assert served.scheduler.depth("scale") == 0
+        assert served.depth("scale") == 0
         served.backend.gate.open()
         await blocked
 
@@ -274,12 +278,12 @@ def test_cancelled_request_leaves_the_queue_and_gets_no_reply(tmp_path: Path) ->
         gone, handle = served.start(InferRequest("scale", {"x": rows(2)}))
         mate = asyncio.ensure_future(served.infer("scale", {"x": rows(3)}))
         await asyncio.sleep(0)
-        assert served.scheduler.depth("scale") == 2
+        assert served.depth("scale") == 2
 
         handle.cancel()
         handle.cancel()
 
-        assert served.scheduler.depth("scale") == 1
+        assert served.depth("scale") == 1
         served.backend.gate.open()
         np.testing.assert_array_equal(rows(6), (await mate)["y"])
         await blocked

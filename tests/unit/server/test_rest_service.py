@@ -86,7 +86,10 @@ def test_caller_that_leaves_takes_its_request_with_it(services: Services) -> Non
     caller.exchange.disconnected()
 
     assert caller.status == 0
-    assert (services.engine.scheduler.depth("scale"), services.inference.in_flight) == (0, 0)
+    assert (
+        services.engine.scheduler.depth(services.model.device),
+        services.inference.in_flight,
+    ) == (0, 0)
 
 
 @pytest.mark.parametrize(
