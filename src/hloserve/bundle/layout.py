@@ -157,6 +157,12 @@ def _programs_of_variant(
             )
             return []
         by_size = {0: single}
+    elif manifest.is_dynamic:
+        findings.append(
+            f"batching.dynamic is true, so {single} is the only program, but there are"
+            f" {listing(by_size.values())} too; remove them, or dynamic"
+        )
+        return []
     else:
         findings += [
             f"{program_name(variant, size)} is missing, though batching.compiled_batch_sizes lists"

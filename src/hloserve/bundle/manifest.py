@@ -17,6 +17,7 @@ from hloserve.bundle import rules, sections
 from hloserve.bundle.axes import VariableAxis, variable_axes
 from hloserve.bundle.files import read_bounded
 from hloserve.bundle.findings import describe, raise_findings
+from hloserve.bundle.versions import DYNAMIC_BATCH, check_features
 from hloserve.core.errors import ManifestProblem
 from hloserve.core.tensors import TensorSpec
 from hloserve.core.yaml_text import YamlFault, load_yaml
@@ -46,7 +47,7 @@ class Manifest:
         name: the model's served name: that of the bundle's directory.
         description: free text for people.
         kind: ``model`` or ``meta``.
-        format_version: ``2.1``, ``2.0`` or ``2``.
+        format_version: ``2.2``, ``2.1``, ``2.0`` or ``2``.
         calls: models that a meta model may call; empty for ``model``.
         executable_inputs: what the program takes, before the weights.
         executable_outputs: what the program returns.
@@ -56,6 +57,8 @@ class Manifest:
         input_shapes: letter to size per shape variant; empty without variants.
         provenance: free-form, never validated.
         weights_file: bare name of the weights file.
+        is_dynamic: one program per variant has an open batch axis and serves every size; the
+            compiled sizes are those to specialise it to.
         warnings: what was ignored, one sentence each.
     """
 
@@ -72,6 +75,7 @@ class Manifest:
     input_shapes: tuple[Mapping[str, int], ...]
     provenance: Mapping[str, object]
     weights_file: str
+    is_dynamic: bool = False
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -201,6 +205,7 @@ def parse_manifest(text: str, *, name: str, has_hook_file: bool, source: str) ->
     manifest = _parse_root(root, name, findings)
     findings += _check_client_side(root, manifest, has_hook_file)
     findings += _check_executable_side(root, manifest)
+    findings += _check_version(manifest)
     raise_findings(ManifestProblem, source, findings)
     return manifest
 
@@ -229,6 +234,7 @@ def _parse_root(root: sections.Root, name: str, findings: list[str]) -> Manifest
         input_shapes=sections.parse_input_shapes(root, findings),
         provenance=sections.parse_provenance(root, warnings),
         weights_file=sections.parse_weights_file(root, findings),
+        is_dynamic=sections.parse_dynamic(root, findings),
         warnings=tuple(warnings),
     )
 
@@ -281,7 +287,16 @@ def _check_executable_side(root: sections.Root, manifest: Manifest) -> list[str]
     if not isinstance(declared, list) or len(declared) != len(manifest.executable_inputs):
         return []
     findings = rules.check_batch_axes(manifest.executable_inputs, manifest.compiled_batch_sizes)
+    if manifest.is_dynamic:
+        findings += rules.check_dynamic(
+            manifest.kind, manifest.executable_inputs, sections.declared_batch_sizes(root)
+        )
     variants = [dict(sizes) for sizes in manifest.input_shapes]
     if not manifest.is_meta and variants == (root.get("input_shapes") or []):
         findings += rules.check_variants(manifest.executable_inputs, manifest.input_shapes)
     return findings
+
+
+def _check_version(manifest: Manifest) -> list[str]:
+    features = [DYNAMIC_BATCH] if manifest.is_dynamic else []
+    return check_features(manifest.format_version, features)

@@ -12,6 +12,7 @@ import numpy as np
 
 from hloserve.bundle.axes import format_tensor, is_whole
 from hloserve.bundle.findings import describe
+from hloserve.bundle.modules import ModulePlan
 from hloserve.bundle.yaml_writing import Quoted, dump_yaml
 from hloserve.core.tensors import TensorSpec
 
@@ -33,8 +34,7 @@ def format_manifest(
     description: str,
     format_version: str,
     tensors: Mapping[str, Sequence[TensorSpec] | None],
-    compiled_batch_sizes: Sequence[int],
-    input_shapes: Sequence[Mapping[str, int]],
+    programs: ModulePlan,
     provenance: Mapping[str, object],
 ) -> str:
     """Write the manifest of a bundle of kind ``model``.
@@ -42,10 +42,10 @@ def format_manifest(
     Args:
         name: the bundle's name, for people; the directory decides.
         description: left out when empty.
-        format_version: ``2.1`` or ``2.0``.
+        format_version: ``2.2``, ``2.1`` or ``2.0``.
         tensors: specs per section, in the order to write; a section of None is left out.
-        compiled_batch_sizes: as in the manifest.
-        input_shapes: left out when empty.
+        programs: what it says of them; keys with nothing to say are left out, for readers that do
+            not know them.
         provenance: plain values (see `plain_provenance`).
     """
     document: dict[str, object] = {"format_version": Quoted(format_version), "name": name}
@@ -54,9 +54,10 @@ def format_manifest(
     for section, specs in tensors.items():
         if specs is not None:
             document[section] = [_tensor_entry(spec) for spec in specs]
-    document["batching"] = {"compiled_batch_sizes": list(compiled_batch_sizes)}
-    if input_shapes:
-        document["input_shapes"] = [dict(sizes) for sizes in input_shapes]
+    dynamic = {"dynamic": True} if programs.is_dynamic else {}
+    document["batching"] = {**dynamic, "compiled_batch_sizes": list(programs.compiled_batch_sizes)}
+    if programs.input_shapes:
+        document["input_shapes"] = [dict(sizes) for sizes in programs.input_shapes]
     document["provenance"] = dict(provenance)
     return dump_yaml(document, _FLOW)
 

@@ -40,11 +40,13 @@ class ModulePlan:
     Attributes:
         files: name to bytes.
         compiled_batch_sizes: for the manifest.
+        is_dynamic: for the manifest.
         input_shapes: for the manifest; empty without variants.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
     compiled_batch_sizes: list[int] = field(default_factory=list)
+    is_dynamic: bool = False
     input_shapes: list[dict[str, int]] = field(default_factory=list)
 
 
@@ -53,6 +55,7 @@ def plan_modules(
     input_shapes: Sequence[Sequence[int]] | None,
     inputs: Sequence[TensorSpec],
     findings: list[str],
+    dynamic_sizes: Sequence[int] | None = None,
 ) -> ModulePlan:
     """Plan the program files of a bundle.
 
@@ -62,13 +65,56 @@ def plan_modules(
             order. None or empty: no variants.
         inputs: the executable inputs.
         findings: gets one sentence per fault.
+        dynamic_sizes: sizes to specialise programs with an open batch axis to; None when their
+            sizes are fixed.
     """
     plan = ModulePlan()
-    if not input_shapes:
-        plan.compiled_batch_sizes = _add_variant(
-            plan, None, "modules", cast(Mapping[Any, Any], modules), findings
+    if input_shapes:
+        sizes = _add_variants(plan, modules, input_shapes, inputs, findings)
+    else:
+        sizes = _add_variant(plan, None, "modules", cast(Mapping[Any, Any], modules), findings)
+    plan.is_dynamic = dynamic_sizes is not None
+    plan.compiled_batch_sizes = sizes
+    if dynamic_sizes is not None:
+        plan.compiled_batch_sizes = _dynamic_sizes(dynamic_sizes, sizes, inputs, findings)
+    return plan
+
+
+def _dynamic_sizes(
+    dynamic_sizes: Sequence[int],
+    program_sizes: Sequence[int],
+    inputs: Sequence[TensorSpec],
+    findings: list[str],
+) -> list[int]:
+    if program_sizes:
+        findings.append(
+            "dynamic_sizes is for one program whose batch axis is open: modules must be"
+            f" {{0: program}}, but there are programs for the sizes {listing(program_sizes)}"
         )
-        return plan
+    sizes = list(dynamic_sizes)
+    strange = [size for size in sizes if not is_whole(size) or size <= 0]
+    if strange or not sizes:
+        findings.append(
+            "dynamic_sizes must be batch sizes above 0, at least one, such as (1, 8, 32), got"
+            f" {listing(strange or sizes)}"
+        )
+        return []
+    if inputs and all(spec.batch_axis is None for spec in inputs):
+        findings.append(
+            "dynamic_sizes is given, but no executable input has a batch axis; declare it with"
+            " IOSpec(..., batch_axis=0)"
+        )
+    return sorted(set(sizes))
+
+
+def _add_variants(
+    plan: ModulePlan,
+    modules: Modules,
+    input_shapes: Sequence[Sequence[int]],
+    inputs: Sequence[TensorSpec],
+    findings: list[str],
+) -> list[int]:
+    """Add the files of all variants; return their batch sizes, without 0."""
     variants = [tuple(sizes) for sizes in input_shapes]
     unknown = [key for key in modules if key not in variants]
     if unknown:
@@ -88,8 +134,7 @@ def plan_modules(
     if len({tuple(sizes) for sizes in sizes_of.values()}) > 1:
         shown = ", ".join(f"{variants[i]}: {sizes}" for i, sizes in sizes_of.items())
         findings.append(f"all variants need programs for the same batch sizes, got {shown}")
-    plan.compiled_batch_sizes = next(iter(sizes_of.values()), [])
-    return plan
+    return next(iter(sizes_of.values()), [])
 
 
 def _add_variant(

@@ -13,6 +13,7 @@ from hloserve.core.tensors import TensorSpec
 __all__ = [
     "check_batch_axes",
     "check_client_sections",
+    "check_dynamic",
     "check_meta",
     "check_variants",
     "check_wire_dtypes",
@@ -36,6 +37,30 @@ def check_batch_axes(
         findings.append(
             f"batching.compiled_batch_sizes lists {listing(compiled_batch_sizes)}, but no"
             " executable input has a batch axis; add the letter 'n' to the shapes, or list no sizes"
+        )
+    return findings
+
+
+def check_dynamic(kind: str, inputs: Sequence[TensorSpec], declared_sizes: object) -> list[str]:
+    """`batching.dynamic` is for a program with a batch axis, and needs sizes to specialise it to.
+
+    Args:
+        kind: of the manifest.
+        inputs: executable inputs.
+        declared_sizes: the list of sizes as it stands in the manifest, right or wrong.
+    """
+    if kind == "meta":
+        return ["batching.dynamic is only for kind model; a meta model compiles nothing itself"]
+    findings = []
+    if all(spec.batch_axis is None for spec in inputs):
+        findings.append(
+            "batching.dynamic is true, but no executable input has a batch axis; add the letter 'n'"
+            " to the shapes, or remove dynamic"
+        )
+    if declared_sizes is None or declared_sizes == []:
+        findings.append(
+            "batching.dynamic is true, but compiled_batch_sizes is empty; list the sizes that a"
+            " server compiles when its operator names no others, such as [1, 8, 32]"
         )
     return findings
 

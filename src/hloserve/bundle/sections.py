@@ -10,13 +10,15 @@ from typing import Any
 
 from hloserve.bundle.axes import is_axis_letter, is_whole, parse_tensor
 from hloserve.bundle.findings import describe, listing, repeated
+from hloserve.bundle.versions import FORMAT_VERSIONS
 from hloserve.core.tensors import TensorSpec
 
 __all__ = [
     "DEFAULT_WEIGHTS_FILE",
-    "FORMAT_VERSIONS",
+    "declared_batch_sizes",
     "parse_calls",
     "parse_compiled_batch_sizes",
+    "parse_dynamic",
     "parse_format_version",
     "parse_input_shapes",
     "parse_kind",
@@ -26,7 +28,6 @@ __all__ = [
     "unknown_key_warnings",
 ]
 
-FORMAT_VERSIONS = ("2.1", "2.0", "2")
 DEFAULT_WEIGHTS_FILE = "weights.safetensors"
 _KINDS = ("model", "meta")
 _TENSOR_SECTIONS = ("executable_inputs", "executable_outputs", "client_inputs", "client_outputs")
@@ -39,7 +40,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
         )
     ),
     "tensor": frozenset(("name", "dtype", "shape", "dims")),
-    "batching": frozenset(("compiled_batch_sizes",)),
+    "batching": frozenset(("compiled_batch_sizes", "dynamic")),
     "meta": frozenset(("calls",)),
 }
 
@@ -139,7 +140,7 @@ def parse_compiled_batch_sizes(
             f" got {describe(batching)}"
         )
         return ()
-    value = batching.get("compiled_batch_sizes")
+    value = declared_batch_sizes(root)
     if value is None:
         return ()
     where = "batching.compiled_batch_sizes"
@@ -155,6 +156,22 @@ def parse_compiled_batch_sizes(
     if len(set(sizes)) < len(sizes):
         warnings.append(f"{where} repeats {listing(repeated(sizes))}")
     return tuple(sorted(set(sizes)))
+
+
+def declared_batch_sizes(root: Root) -> object:
+    """What stands under `batching.compiled_batch_sizes`, right or wrong; None when nothing does."""
+    batching = root.get("batching")
+    return batching.get("compiled_batch_sizes") if isinstance(batching, Mapping) else None
+
+
+def parse_dynamic(root: Root, findings: list[str]) -> bool:
+    """Read `batching.dynamic`: one program per variant serves every batch size."""
+    batching = root.get("batching")
+    value = batching.get("dynamic") if isinstance(batching, Mapping) else None
+    if value is not None and not isinstance(value, bool):
+        findings.append(f"batching.dynamic must be true or false, got {describe(value)}")
+        return False
+    return bool(value)
 
 
 def parse_input_shapes(root: Root, findings: list[str]) -> tuple[Mapping[str, int], ...]:

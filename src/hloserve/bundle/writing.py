@@ -26,6 +26,7 @@ from hloserve.bundle.manifest_text import PATCH_FILE, format_manifest, split_pro
 from hloserve.bundle.modules import Modules, plan_modules
 from hloserve.bundle.replacing import place_new, replace_directory
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
+from hloserve.bundle.versions import DYNAMIC_BATCH, needed_version
 from hloserve.bundle.weights_writing import Layout, WeightArrays, plan_weights
 from hloserve.core.errors import BundleProblem
 from hloserve.core.tensors import TensorSpec
@@ -50,6 +51,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     provenance: Mapping[str, object] | None = None,
     layout: Layout = "xla",
     *,
+    dynamic_sizes: Sequence[int] | None = None,
     description: str = "",
     files: Mapping[str, bytes | str] | None = None,
     overwrite: bool = False,
@@ -72,6 +74,9 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
             per variant: inputs as declared, axes in numpy order.
         provenance: free-form. ``git_diff`` is written to ``working_tree.patch`` instead.
         layout: of the weights; ``legacy`` is for servers that know nothing but format 2.0.
+        dynamic_sizes: the programs have an open batch axis, and servers specialise them to these
+            sizes or others. `modules` is then ``{0: program}``, per variant with `input_shapes`.
+            Such a bundle is of format 2.2; older servers refuse it.
         description: free text for people.
         files: more files by bare name, such as ``model.py``; client specs need one in the end.
         overwrite: replace an existing bundle in one step; otherwise one is refused.
@@ -108,9 +113,11 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         "client_inputs": _build_optional("client_inputs", client_inputs, findings),
         "client_outputs": _build_optional("client_outputs", client_outputs, findings),
     }
-    programs = plan_modules(modules, input_shapes, tensors["executable_inputs"] or (), findings)
-    if layout not in _VERSIONS:
-        findings.append(f"layout must be one of {listing(_VERSIONS)}, got {describe(layout)}")
+    programs = plan_modules(
+        modules, input_shapes, tensors["executable_inputs"] or (), findings, dynamic_sizes
+    )
+    features = [DYNAMIC_BATCH] if programs.is_dynamic else []
+    findings += _check_layout(layout, features)
     stored = plan_weights(weights, layout, findings)
     plain, patch = split_provenance(provenance or {}, findings)
     written: dict[str, Chunks] = {name: (content,) for name, content in programs.files.items()}
@@ -122,10 +129,9 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     text = format_manifest(
         name=name,
         description=description,
-        format_version=_VERSIONS[layout],
+        format_version=needed_version(features, _VERSIONS[layout]),
         tensors=tensors,
-        compiled_batch_sizes=programs.compiled_batch_sizes,
-        input_shapes=programs.input_shapes,
+        programs=programs,
         provenance=plain,
     )
     # A hook file may also be added later, by hand: client specs alone are no reason to refuse.
@@ -153,6 +159,17 @@ def _check_name(target: Path, name: str) -> list[str]:
             f"name {target.name!r} begins with '.' or holds '.tmp-'; servers skip such directories"
         )
     return findings
+
+
+def _check_layout(layout: str, features: Sequence[str]) -> list[str]:
+    if layout not in _VERSIONS:
+        return [f"layout must be one of {listing(_VERSIONS)}, got {describe(layout)}"]
+    if layout == "legacy" and features:
+        return [
+            f"layout 'legacy' is for servers that know format 2.0 only, which has no"
+            f" {listing(features)}; write fixed sizes, or layout 'xla'"
+        ]
+    return []
 
 
 def _extra_files(

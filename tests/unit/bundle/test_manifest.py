@@ -96,7 +96,7 @@ def test_meta_manifest_parses() -> None:
     assert () == manifest.executable_inputs
 
 
-@pytest.mark.parametrize("version", ['"2.1"', "2.1", '"2.0"', "2.0", '"2"', "2"])
+@pytest.mark.parametrize("version", ['"2.2"', "2.2", '"2.1"', "2.1", '"2.0"', "2.0", '"2"', "2"])
 def test_versions_are_accepted_as_text_and_as_numbers(version: str) -> None:
     """YAML takes an unquoted 2.1 for a number."""
     manifest = parse(model().replace('"2.1"', version))
@@ -104,12 +104,12 @@ def test_versions_are_accepted_as_text_and_as_numbers(version: str) -> None:
     assert version.strip('"') == manifest.format_version
 
 
-@pytest.mark.parametrize("version", ['"1.0"', "2.2", "3", "true", "[2]", "'2.1 '"])
+@pytest.mark.parametrize("version", ['"1.0"', "2.3", "3", "true", "[2]", "'2.1 '"])
 def test_other_versions_are_refused(version: str) -> None:
     """A format that we do not know is not guessed at."""
     (finding,) = findings_of(model().replace('"2.1"', version))
 
-    assert 'format_version must be one of "2.1", "2.0", "2"' in finding
+    assert 'format_version must be one of "2.2", "2.1", "2.0", "2"' in finding
 
 
 def test_missing_version_is_refused() -> None:

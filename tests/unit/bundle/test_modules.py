@@ -9,6 +9,8 @@ from hloserve.bundle.modules import ModulePlan, plan_modules
 
 IMAGE = IOSpec("image", "u8", (1, -1, -1, 3), 0, "hwc")
 MASK = IOSpec("mask", "f32", (1, -1), 0)
+BATCHED = IOSpec("x", "f32", (1, 4), 0)
+UNBATCHED = IOSpec("x", "f32", (4,))
 
 
 class Exported:
@@ -18,12 +20,15 @@ class Exported:
 
 
 def plan(
-    modules: Any, input_shapes: Any = None, inputs: tuple[IOSpec, ...] = ()
+    modules: Any,
+    input_shapes: Any = None,
+    inputs: tuple[IOSpec, ...] = (),
+    dynamic_sizes: Any = None,
 ) -> tuple[ModulePlan, list[str]]:
     """The plan and what is wrong with it."""
     findings: list[str] = []
     specs = build_specs("executable_inputs", inputs, findings, distinct=True)
-    return plan_modules(modules, input_shapes, specs, findings), findings
+    return plan_modules(modules, input_shapes, specs, findings, dynamic_sizes), findings
 
 
 @pytest.mark.parametrize(
@@ -129,3 +134,42 @@ def test_fault_of_the_variants_is_named(modules: object, shapes: object, words: 
 
     for word in words:
         assert word in finding
+
+
+def test_program_with_an_open_batch_axis_lists_its_sizes() -> None:
+    """`dynamic_sizes` go to the manifest, sorted and once; the file is the one program."""
+    result, findings = plan({0: b"x"}, inputs=(BATCHED,), dynamic_sizes=(8, 1, 8))
+
+    assert [] == findings
+    assert {"model.mlir": b"x"} == result.files
+    assert ([1, 8], True) == (result.compiled_batch_sizes, result.is_dynamic)
+
+
+def test_every_variant_may_have_an_open_batch_axis() -> None:
+    """One program per variant, and the same sizes for all."""
+    modules = {(5,): {0: b"5"}, (7,): {0: b"7"}}
+    result, findings = plan(modules, [(5,), (7,)], (MASK,), dynamic_sizes=(2,))
+
+    assert [] == findings
+    assert {"model.v0.mlir": b"5", "model.v1.mlir": b"7"} == result.files
+    assert ([2], True) == (result.compiled_batch_sizes, result.is_dynamic)
+
+
+@pytest.mark.parametrize(
+    ("modules", "sizes", "inputs", "says"),
+    [
+        ({1: b"x", 8: b"y"}, (1, 8), (BATCHED,), "there are programs for the sizes 1, 8"),
+        ({0: b"x"}, (), (BATCHED,), "at least one, such as (1, 8, 32), got none"),
+        ({0: b"x"}, (1, 0, -2), (BATCHED,), "got 0, -2"),
+        ({0: b"x"}, (2.0,), (BATCHED,), "got 2.0"),
+        ({0: b"x"}, (1,), (UNBATCHED,), "no executable input has a batch axis"),
+    ],
+)
+def test_dynamic_sizes_that_do_not_fit(
+    modules: Any, sizes: Any, inputs: tuple[IOSpec, ...], says: str
+) -> None:
+    """Sizes are for one program with a batch axis."""
+    _, findings = plan(modules, inputs=inputs, dynamic_sizes=sizes)
+
+    assert 1 == len(findings)
+    assert says in findings[0]

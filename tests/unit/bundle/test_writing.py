@@ -346,6 +346,11 @@ DEEP["deep"] = DEEP
         ({"files": {"manifest.yaml": ""}}, ["'manifest.yaml' is a name that the bundle uses"]),
         ({"files": {"weights.safetensors": ""}}, ["uses itself"]),
         ({"files": {"model.b2.mlir": ""}}, ["uses itself"]),
+        ({"modules": {0: "x"}, "dynamic_sizes": ()}, ["dynamic_sizes must be batch sizes"]),
+        (
+            {"modules": {0: "x"}, "dynamic_sizes": (1,), "layout": "legacy"},
+            ["layout 'legacy' is for servers that know format 2.0 only", "'batching.dynamic'"],
+        ),
         # What only the manifest's own rules find:
         ({"executable_inputs": [X, X]}, ["executable_inputs holds 'x' twice"]),
         ({"executable_inputs": [X, IOSpec("q", "f32", ())]}, ["'q' have no batch axis"]),
@@ -564,3 +569,26 @@ def test_only_a_bundle_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(BundleProblem, match="not a bundle"):
         write(tmp_path / "m", overwrite=True)
     assert (tmp_path / "m" / "precious").read_text() == "x"
+
+
+def test_open_batch_axis_is_written_as_format_22(tmp_path: Path) -> None:
+    """A reader of 2.1 would take the one program for any size: it has to refuse the version."""
+    bundle = write(tmp_path / "m", modules={0: "any"}, dynamic_sizes=(32, 1, 8))
+
+    text = (bundle / "manifest.yaml").read_text()
+    assert text.startswith('format_version: "2.2"\n')
+    assert "batching: {dynamic: true, compiled_batch_sizes: [1, 8, 32]}" in text
+    manifest = load_manifest(bundle)
+    assert (True, (1, 8, 32)) == (manifest.is_dynamic, manifest.compiled_batch_sizes)
+    (program,) = find_programs(bundle, manifest)
+    assert ("model.mlir", 0) == (program.path.name, program.size)
+
+
+@pytest.mark.parametrize(("layout", "version"), [("xla", "2.1"), ("legacy", "2.0")])
+def test_version_is_not_raised_without_need(tmp_path: Path, layout: str, version: str) -> None:
+    """What no feature of 2.2 is in stays readable for older servers, byte for byte."""
+    text = (write(tmp_path / "m", layout=layout) / "manifest.yaml").read_text()
+
+    assert text.startswith(f'format_version: "{version}"\n')
+    assert "batching: {compiled_batch_sizes: [1, 8]}\n" in text
+    assert "dynamic" not in text
