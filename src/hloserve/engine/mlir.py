@@ -41,7 +41,15 @@ try:
 except (ImportError, AttributeError) as moved:
     raise UntestedVersion("jaxlib", jaxlib.version.__version__, "0.10 to 0.11") from moved
 
-__all__ = ["Diagnostics", "MlirProgram", "one_line", "read_program", "refine_program", "walk_ops"]
+__all__ = [
+    "Diagnostics",
+    "MlirProgram",
+    "one_line",
+    "read_program",
+    "refine_program",
+    "unused_arguments",
+    "walk_ops",
+]
 
 _MAGIC = b"ML\xefR"
 _PRODUCER = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)")
@@ -116,6 +124,15 @@ def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirPr
                 source, f"cannot be specialised to ({wanted}): {one_line(reason)}"
             ) from error
     return MlirProgram(_signature_of(module, source), module, source, program.custom_calls)
+
+
+def unused_arguments(program: MlirProgram) -> tuple[int, ...]:
+    """The arguments of `main` that nothing in it looks at, by number.
+
+    Threading: one thread at a time per program.
+    """
+    block = _functions(program.module)["main"].regions[0].blocks[0]
+    return tuple(n for n, argument in enumerate(block.arguments) if not list(argument.uses))
 
 
 class Diagnostics:
