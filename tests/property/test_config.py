@@ -31,7 +31,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "scheduler.discipline": st.just("fifo"),
     "scheduler.max_queue_depth": st.integers(1, 2**31 - 1),
     "scheduler.models": st.dictionaries(
-        NAMES, st.fixed_dictionaries({"max_batch_size": st.integers(1, 2**31 - 1)}), max_size=3
+        NAMES,
+        st.fixed_dictionaries(
+            {"max_batch_size": st.integers(1, 2**31 - 1)},
+            optional={"batch_sizes": st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=3)},
+        ),
+        max_size=3,
     ),
     "endpoints.host": NAMES,
     "endpoints.http_port": st.integers(0, 20000),

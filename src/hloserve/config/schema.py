@@ -49,6 +49,7 @@ PositiveBytes: TypeAlias = Annotated[int, _meta(Reading(unit="bytes"), gt=0, le=
 MessageBytes: TypeAlias = Annotated[int, _meta(Reading(unit="bytes"), gt=0, lt=2**31)]
 PositiveSeconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), gt=0, le=86400)]
 Seconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), ge=0, le=86400)]
+BatchSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 Path: TypeAlias = Annotated[str, _meta(Reading(unit="path"), min_length=1, max_length=4096)]
@@ -84,8 +85,12 @@ class RuntimeConfig(_Section, frozen=True, kw_only=True):
 class ModelSchedulerConfig(_Section, frozen=True, kw_only=True):
     """How the requests of one model are scheduled."""
 
-    max_batch_size: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_batch_size: BatchSize | None = None
     """Most rows to coalesce into one batch of this model. Unset means the largest compiled size."""
+
+    batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1, max_length=256)] | None = None
+    """Batch sizes to compile: some of those that the bundle has programs for, or any that the
+    program allows when its batch axis is open. Unset means those that the bundle lists."""
 
 
 class SchedulerConfig(_Section, frozen=True, kw_only=True):

@@ -176,6 +176,8 @@ def _describe(info: inspect.Type) -> tuple[str, str]:
             return "int", f"a whole number{_range(info)}"
         case inspect.FloatType():
             return "float", f"a number{_range(info)}"
+        case inspect.VarTupleType(item_type=inspect.IntType() as item):
+            return "list", f"a list of whole numbers{_range(item)}"
         case inspect.VarTupleType():
             return "list", "a list of texts"
         case inspect.DictType():

@@ -19,7 +19,15 @@ from typing import Protocol, TypeAlias
 from hloserve.core.tensors import Array
 from hloserve.engine.signature import Signature, TensorType
 
-__all__ = ["ALIGNMENT_BYTES", "Backend", "Buffer", "Executable", "MemoryStats", "Program"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Backend",
+    "Buffer",
+    "Executable",
+    "MemoryStats",
+    "Program",
+    "ProgramReader",
+]
 
 ALIGNMENT_BYTES = 64
 """Host memory at multiples of this goes to the CPU device without a copy; XLA's own constant."""
@@ -56,18 +64,8 @@ class MemoryStats:
     pool_bytes: int | None = None
 
 
-class Backend(Protocol):
-    """One device."""
-
-    @property
-    def platform(self) -> str:
-        """Short name of the kind of device: ``cpu``, ``cuda``, ``fake``."""
-        ...
-
-    @property
-    def device_kind(self) -> str:
-        """What the vendor calls the device."""
-        ...
+class ProgramReader(Protocol):
+    """The part of a backend that needs no device: reading programs, and fixing their extents."""
 
     def read_program(self, artifact: bytes, source: str) -> Program:
         """Parse a program.
@@ -95,6 +93,20 @@ class Backend(Protocol):
 
         Threading: any thread.
         """
+        ...
+
+
+class Backend(ProgramReader, Protocol):
+    """One device."""
+
+    @property
+    def platform(self) -> str:
+        """Short name of the kind of device: ``cpu``, ``cuda``, ``fake``."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """What the vendor calls the device."""
         ...
 
     def compile(self, program: Program, model: str) -> Executable:

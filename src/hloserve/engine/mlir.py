@@ -56,6 +56,9 @@ _PRODUCER = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)")
 _DONATION = ("tf.aliasing_output", "jax.buffer_donor")
 _PLACEMENT = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_rule", "mhlo.memory_kind")
 _IDENTITY_OPS = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
+_AROUND_ASSERTION = re.compile(
+    r"^.*?error: (?:loc\([^)]*\): )?| Using the following polymorphic.*|<unknown>:0: note:.*", re.S
+)  # what XLA and jax put before and after a failed assertion of the program itself
 _IDENTITY_CALLS = ("Sharding", "xla.sdy.FuncResultSharding", "annotate_device_placement")
 
 
@@ -110,7 +113,7 @@ def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirPr
     source = program.source
     context = _new_context()
     copy = _reparse(_bytecode(program.module), context)
-    wanted = ", ".join(map(str, inputs))
+    wanted = ", ".join(map(str, inputs[:8])) + (", ..." if len(inputs) > 8 else "")
     with context, Diagnostics(context) as said:
         try:
             _pin_arguments(copy, inputs)
@@ -119,9 +122,9 @@ def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirPr
             )
             module = _reparse(refined, context)
         except (ValueError, RuntimeError, ir.MLIRError) as error:
-            reason = said.text() or str(error)
+            reason = one_line(_AROUND_ASSERTION.sub("", said.text() or str(error)))
             raise ProgramProblem(
-                source, f"cannot be specialised to ({wanted}): {one_line(reason)}"
+                source, f"cannot be specialised to ({wanted}): {reason}"
             ) from error
     return MlirProgram(_signature_of(module, source), module, source, program.custom_calls)
 

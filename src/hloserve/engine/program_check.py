@@ -14,7 +14,13 @@ from hloserve.core.dtypes import DType
 from hloserve.core.tensors import TensorSpec
 from hloserve.engine.signature import Signature, TensorType
 
-__all__ = ["WeightType", "argument_types", "check_signature", "size_of_program"]
+__all__ = [
+    "WeightType",
+    "argument_types",
+    "check_dynamic",
+    "check_signature",
+    "size_of_program",
+]
 
 _LETTERS_HINT = (
     "the letters of a manifest's shape run fastest-first, the last letter is the outermost axis"
@@ -114,6 +120,36 @@ def check_signature(
         want = TensorType(spec.dtype, _output_shape(spec, size))
         place = f"{source}: output {spec.name!r} (result {number})"
         findings += _compare(place, want, got, _LETTERS_HINT)
+    return findings
+
+
+def check_dynamic(source: str, signature: Signature, inputs: Sequence[TensorSpec]) -> list[str]:
+    """Check that a program which is said to take any batch size has exactly these extents open.
+
+    Args:
+        source: the program's file name.
+        signature: types of its `main`; ranks and counts are left to `check_signature`.
+        inputs: executable inputs of the manifest.
+    """
+    findings = []
+    for number, kind in enumerate(signature.inputs):
+        is_input = number < len(inputs)
+        batch_axis = inputs[number].batch_axis if is_input else None
+        place = f"{source}: {f'input {inputs[number].name!r}' if is_input else 'a weight'}"
+        open_axes = [axis for axis, extent in enumerate(kind.shape) if extent is None]
+        strange = [axis for axis in open_axes if axis != batch_axis]
+        if strange:
+            findings.append(
+                f"{place} (argument {number}) has open extents that are not the batch axis ({kind},"
+                f" axis {', '.join(map(str, strange))}); batching.dynamic leaves the batch axis"
+                " alone open: fix the others when exporting"
+            )
+        if batch_axis is not None and batch_axis < len(kind.shape) and batch_axis not in open_axes:
+            findings.append(
+                f"{place} (argument {number}) takes batches of {kind.shape[batch_axis]} only"
+                f" ({kind}), but batching.dynamic is true; export the program with a symbolic batch"
+                " axis, or list this size only and remove dynamic"
+            )
     return findings
 
 

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,12 @@ from types import ModuleType
 from typing import Any
 
 from hloserve.bundle.layout import FOREIGN_HOOK_FILE, HOOK_FILE
+from hloserve.bundle.manifest import Manifest
 from hloserve.core.errors import HookProblem
+from hloserve.core.tensors import TensorSpec
 from hloserve.hooks.registration import Hook, Registrations, collect_registrations
 
-__all__ = ["Hooks", "author_line", "load_hooks", "load_meta_hook"]
+__all__ = ["Hooks", "author_line", "load_hooks", "load_meta_hook", "missing_hooks"]
 
 _serial = itertools.count(1)
 
@@ -94,6 +96,34 @@ def load_meta_hook(bundle: Path, name: str) -> Callable[..., Any]:
         return registered.metas[0].run
     _forget(module)
     raise HookProblem(name, _wrong_registration("register_meta_model", "meta", registered))
+
+
+def missing_hooks(manifest: Manifest, hooks: Hooks | None) -> list[str]:
+    """Client specs that differ from the program's need a hook that bridges the difference.
+
+    Args:
+        manifest: of a regular model.
+        hooks: what its hook file registered; None without one.
+
+    Returns:
+        A sentence per missing hook.
+    """
+    sides = (
+        ("client_inputs", "preprocess", manifest.client_inputs, manifest.executable_inputs),
+        ("client_outputs", "postprocess", manifest.client_outputs, manifest.executable_outputs),
+    )
+    return [
+        f"{section} differ from the program's, but model.py registers no {role}; register one, or"
+        f" remove {section}"
+        for section, role, client, executable in sides
+        if client is not None
+        and _plain(client) != _plain(executable)
+        and (hooks is None or getattr(hooks, role) is None)
+    ]
+
+
+def _plain(specs: Sequence[TensorSpec]) -> dict[str, object]:
+    return {spec.name: (spec.dtype, spec.shape) for spec in specs}
 
 
 def author_line(bundle: Path, error: BaseException) -> str:

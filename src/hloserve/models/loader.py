@@ -32,12 +32,11 @@ from hloserve.core.errors import (
     ProgramProblem,
     WeightsProblem,
 )
-from hloserve.core.tensors import TensorSpec
 from hloserve.engine.arena import HostArena, load_weights
 from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.signature import TensorType
-from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook
+from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook, missing_hooks
 from hloserve.models.model import Model, metadata_of
 from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs
 from hloserve.models.progress import NoProgress, Progress
@@ -52,6 +51,7 @@ def load_model(
     backend: Backend,
     *,
     max_batch_size: int | None = None,
+    batch_sizes: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Read, check, compile and warm up one bundle.
@@ -60,6 +60,7 @@ def load_model(
         bundle: its directory; the basename is the model's name.
         backend: the device.
         max_batch_size: the operator's cap on coalesced rows; None for none.
+        batch_sizes: the sizes that the operator wants compiled; None for those of the bundle.
         progress: hears what is going on, also of a failure.
 
     Raises:
@@ -76,7 +77,7 @@ def load_model(
     hears.bundle_started(name)
     started = time.monotonic()
     try:
-        model = _load(bundle, backend, max_batch_size, hears)
+        model = _load(bundle, backend, max_batch_size, batch_sizes, hears)
     except Exception as error:
         hears.bundle_failed(name, reason_of(error))
         raise
@@ -89,13 +90,19 @@ def reason_of(error: Exception) -> str:
     return "; ".join(error.findings) if isinstance(error, BundleProblem) else str(error)
 
 
-def _load(bundle: Path, backend: Backend, max_batch_size: int | None, hears: Progress) -> Model:
+def _load(
+    bundle: Path,
+    backend: Backend,
+    max_batch_size: int | None,
+    batch_sizes: Sequence[int] | None,
+    hears: Progress,
+) -> Model:
     manifest = load_manifest(bundle)
     if manifest.is_meta:
         load_meta_hook(bundle, manifest.name)
         raise NotImplementedYet("serving meta models (kind: meta)")
     with ExitStack() as held:
-        weights, planned, hooks = _read_parts(bundle, manifest, backend, held)
+        weights, planned, hooks = _read_parts(bundle, manifest, backend, batch_sizes, held)
         outputs, warnings = all_outputs(manifest, planned)
         warnings = [*manifest.warnings, *weights.warnings, *warnings]
         for warning in warnings:
@@ -154,7 +161,11 @@ def _assemble(
 
 
 def _read_parts(
-    bundle: Path, manifest: Manifest, backend: Backend, held: ExitStack
+    bundle: Path,
+    manifest: Manifest,
+    backend: Backend,
+    batch_sizes: Sequence[int] | None,
+    held: ExitStack,
 ) -> tuple[WeightsFile, list[PlannedProgram], Hooks | None]:
     """Open weights, programs and hooks, and raise once with all that is wrong with them."""
     problems: list[BundleProblem] = []
@@ -163,13 +174,13 @@ def _read_parts(
         held.callback(weights.close)
     findings: list[str] = []
     arguments = None if weights is None else weights.arguments
-    planned = plan_programs(bundle, manifest, arguments, backend, findings)
+    planned = plan_programs(bundle, manifest, arguments, backend, findings, batch_sizes)
     if findings:
         problems.append(ProgramProblem(bundle, findings))
     hooks = _attempt(lambda: load_hooks(bundle, manifest.name), problems)
     if hooks is not None:
         held.callback(hooks.close)
-    missing = _missing_hooks(manifest, hooks)
+    missing = missing_hooks(manifest, hooks)
     if missing and not any(isinstance(problem, HookProblem) for problem in problems):
         problems.append(HookProblem(bundle, missing))
     if problems or weights is None:
@@ -194,26 +205,6 @@ def _merged(bundle: Path, problems: Sequence[BundleProblem]) -> BundleProblem:
     merged = kind(bundle, [finding for problem in problems for finding in problem.findings])
     merged.__cause__ = problems[0].__cause__ or problems[0]
     return merged
-
-
-def _missing_hooks(manifest: Manifest, hooks: Hooks | None) -> list[str]:
-    """Client specs that differ from the program's need a hook that bridges the difference."""
-    sides = (
-        ("client_inputs", "preprocess", manifest.client_inputs, manifest.executable_inputs),
-        ("client_outputs", "postprocess", manifest.client_outputs, manifest.executable_outputs),
-    )
-    return [
-        f"{section} differ from the program's, but model.py registers no {role}; register one, or"
-        f" remove {section}"
-        for section, role, client, executable in sides
-        if client is not None
-        and _plain(client) != _plain(executable)
-        and (hooks is None or getattr(hooks, role) is None)
-    ]
-
-
-def _plain(specs: Sequence[TensorSpec]) -> dict[str, object]:
-    return {spec.name: (spec.dtype, spec.shape) for spec in specs}
 
 
 def _compile(

@@ -10,20 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hloserve.bundle.files import read_bounded
+from hloserve.bundle.findings import listing
 from hloserve.bundle.layout import ProgramFile, check_single_program, find_programs
 from hloserve.bundle.manifest import Manifest
 from hloserve.core.errors import BundleProblem, ProgramProblem
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
-from hloserve.engine.backend import Backend, Program
+from hloserve.engine.backend import Backend, Program, ProgramReader
 from hloserve.engine.device_model import VariantKey, variant_key
 from hloserve.engine.program_check import (
     WeightType,
     argument_types,
+    check_dynamic,
     check_signature,
     size_of_program,
 )
 
-__all__ = ["MAX_PROGRAM_BYTES", "PlannedProgram", "all_outputs", "plan_programs"]
+__all__ = [
+    "MAX_PROGRAM_BYTES",
+    "PlannedProgram",
+    "all_outputs",
+    "differing_results",
+    "plan_file",
+    "plan_programs",
+]
 
 MAX_PROGRAM_BYTES = 2 * 1024**3
 """Far beyond any program whose weights are where they belong; compilers take no more anyway."""
@@ -52,6 +61,7 @@ def plan_programs(
     weights: Sequence[WeightType] | None,
     backend: Backend,
     findings: list[str],
+    batch_sizes: Sequence[int] | None = None,
 ) -> list[PlannedProgram]:
     """Read and check every program of a bundle.
 
@@ -61,6 +71,7 @@ def plan_programs(
         weights: in argument order; None when they are unknown: then types are not checked.
         backend: reads programs.
         findings: gets one sentence per disagreement.
+        batch_sizes: what the operator wants compiled; None for what the bundle lists.
 
     Returns:
         The programs that are in order.
@@ -70,23 +81,62 @@ def plan_programs(
     except BundleProblem as problem:
         findings += problem.findings
         return []
+    wanted = () if batch_sizes is None else tuple(sorted(set(batch_sizes)))
     planned = []
-    for file in files:
-        planned += _plan_file(file, manifest, weights, backend, findings)
-    findings += _differing_results(planned, manifest)
+    for file in _choose_files(files, manifest, wanted, findings):
+        planned += plan_file(file, manifest, weights, backend, findings, wanted)
+    findings += differing_results(planned, manifest)
     return planned
 
 
-def _plan_file(
+def _choose_files(
+    files: Sequence[ProgramFile], manifest: Manifest, wanted: Sequence[int], findings: list[str]
+) -> Sequence[ProgramFile]:
+    """Of programs for one size each, those that the operator wants; all when it does not say."""
+    available = sorted({file.size for file in files})
+    if not wanted or 0 in available:  # what a file without a size takes is in its types
+        return files
+    findings += _unavailable(manifest, wanted, available)
+    return [file for file in files if file.size in wanted]
+
+
+def _unavailable(
+    manifest: Manifest, wanted: Sequence[int], available: Sequence[int]
+) -> Sequence[str]:
+    missing = [size for size in wanted if size not in available]
+    if not missing:
+        return ()
+    return [
+        f"{_setting(manifest)} asks for {listing(missing)}, but the bundle's programs are for"
+        f" {listing(available)}; choose among these, or export it with a dynamic batch"
+    ]
+
+
+def _setting(manifest: Manifest) -> str:
+    return f"scheduler.models.{manifest.name}.batch_sizes"
+
+
+def plan_file(
     file: ProgramFile,
     manifest: Manifest,
     weights: Sequence[WeightType] | None,
-    backend: Backend,
+    reader: ProgramReader,
     findings: list[str],
+    wanted: Sequence[int] = (),
 ) -> list[PlannedProgram]:
+    """Read and check one program file; `plan_programs` without what concerns several.
+
+    Args:
+        file: of the bundle.
+        manifest: of a regular model.
+        weights: in argument order; None when they are unknown: then types are not checked.
+        reader: reads programs.
+        findings: gets one sentence per disagreement, each once.
+        wanted: batch sizes that the operator wants, ascending; empty for those of the bundle.
+    """
     name = file.path.name
     try:
-        program = backend.read_program(read_bounded(file.path, MAX_PROGRAM_BYTES), name)
+        program = reader.read_program(read_bounded(file.path, MAX_PROGRAM_BYTES), name)
     except ProgramProblem as problem:
         findings += [f"{name}: {finding}" for finding in problem.findings]
         return []
@@ -96,9 +146,11 @@ def _plan_file(
     if weights is None:
         return []
     variable = {} if file.variant is None else manifest.input_shapes[file.variant]
+    if manifest.is_dynamic:
+        findings += check_dynamic(name, program.signature, manifest.executable_inputs)
     planned = []
-    for size in _sizes(file, program, manifest, findings):
-        found, fixed = _fit(name, program, manifest, weights, size, variable, backend)
+    for size in _sizes(file, program, manifest, findings, wanted):
+        found, fixed = _fit(name, program, manifest, weights, size, variable, reader)
         findings += [finding for finding in found if finding not in findings]
         key = variant_key(manifest.executable_inputs, variable)
         label = name if file.size or not size else f"{name} at batch size {size}"
@@ -107,25 +159,40 @@ def _plan_file(
 
 
 def _sizes(
-    file: ProgramFile, program: Program, manifest: Manifest, findings: list[str]
-) -> tuple[int, ...]:
+    file: ProgramFile,
+    program: Program,
+    manifest: Manifest,
+    findings: list[str],
+    wanted: Sequence[int],
+) -> Sequence[int]:
     """The batch sizes that one file is compiled for."""
     if not manifest.has_batch_axis:
+        if wanted:
+            findings.append(
+                f"{_setting(manifest)} is set, but no executable input has a batch axis; remove the"
+                " setting"
+            )
         return (0,)
     if file.size:
         return (file.size,)
     size = size_of_program(program.signature, manifest.executable_inputs)
+    if size is None and wanted:
+        return wanted
     if size is None and not manifest.compiled_batch_sizes:
         findings.append(
             f"{file.path.name}: the program takes any batch size, but"
-            " batching.compiled_batch_sizes is empty; list the sizes to compile, such as [1, 8, 32]"
+            " batching.compiled_batch_sizes is empty; list the sizes to compile, such as"
+            f" [1, 8, 32], there or in {_setting(manifest)}"
         )
         return ()
     if size is None:
         return manifest.compiled_batch_sizes
     if size == 0:  # no such axis in the program: the comparison of types says it best
         return manifest.compiled_batch_sizes[:1] or (1,)
-    findings += check_single_program(manifest, size, is_symbolic=False)
+    if wanted:
+        findings += _unavailable(manifest, wanted, (size,))
+    elif not manifest.is_dynamic:  # there `check_dynamic` says it
+        findings += check_single_program(manifest, size, False, file.path.name)
     return (size,)
 
 
@@ -136,7 +203,7 @@ def _fit(
     weights: Sequence[WeightType],
     size: int,
     variable: Mapping[str, int],
-    backend: Backend,
+    reader: ProgramReader,
 ) -> tuple[list[str], Program]:
     """Check one program at one size; fix its open extents when it fits so far."""
     inputs, outputs = manifest.executable_inputs, manifest.executable_outputs
@@ -146,13 +213,14 @@ def _fit(
     if found or not is_open:
         return found, program
     try:
-        fixed = backend.specialise(program, argument_types(inputs, weights, size, variable))
+        fixed = reader.specialise(program, argument_types(inputs, weights, size, variable))
     except ProgramProblem as problem:
-        return [f"{name}: {finding}" for finding in problem.findings], program
+        at = f"{name} at batch size {size}" if size else name
+        return [f"{at}: {finding}" for finding in problem.findings], program
     return check_signature(name, fixed.signature, inputs, outputs, weights, size, variable), fixed
 
 
-def _differing_results(planned: Sequence[PlannedProgram], manifest: Manifest) -> list[str]:
+def differing_results(planned: Sequence[PlannedProgram], manifest: Manifest) -> list[str]:
     """Undeclared results are served by position, so every program must have the same ones."""
     if not planned:
         return []

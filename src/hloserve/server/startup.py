@@ -171,6 +171,7 @@ class Startup:
                 bundle,
                 backend,
                 max_batch_size=limits.max_batch_size if limits else None,
+                batch_sizes=limits.batch_sizes if limits else None,
                 progress=self._progress,
             )
         except Exception as error:

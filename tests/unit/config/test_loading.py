@@ -82,6 +82,17 @@ def test_model_settings_come_from_file_and_environment(tmp_path: Path) -> None:
     assert "HLOSERVE_SCHEDULER_MODELS" == loaded.sources["scheduler.models.resnet.max_batch_size"]
 
 
+def test_batch_sizes_of_a_model_are_a_list_of_numbers(tmp_path: Path) -> None:
+    """In a file and, as JSON, in the environment; unset leaves them to the bundle."""
+    file = _file(tmp_path, "scheduler: {models: {bert: {batch_sizes: [1, 16]}, resnet: {}}}")
+    environ = {"HLOSERVE_SCHEDULER_MODELS": '{"vit": {"batch_sizes": [64]}}'}
+
+    models = config.load(file, environ).config.scheduler.models
+
+    assert {"bert": (1, 16), "vit": (64,)} == {n: m.batch_sizes for n, m in models.items()}
+    assert config.load(file).config.scheduler.models["bert"].max_batch_size is None
+
+
 def test_relative_path_in_a_file_is_relative_to_the_file(tmp_path: Path) -> None:
     """A repository beside the node file is found from every working directory."""
     (tmp_path / "models").mkdir()
@@ -109,6 +120,14 @@ def test_list_in_the_environment_is_separated_by_colons(tmp_path: Path) -> None:
         ("xyz: 1", "$", "known are model_dirs"),
         ("scheduler: {models: {r: {max_batch: 1}}}", "$.scheduler.models.r", "`max_batch_size`?"),
         ("scheduler: {models: {'a b': {max_batch_size: 0}}}", "['a b'].max_batch_size", "from 1"),
+        (
+            "scheduler: {models: {r: {batch_sizes: [1, 0]}}}",
+            "$.scheduler.models.r.batch_sizes",
+            "must be a list of whole numbers from 1 and up to 2147483647, got [1, 0]",
+        ),
+        ("scheduler: {models: {r: {batch_sizes: []}}}", "$.scheduler.models.r", "got []"),
+        ("scheduler: {models: {r: {batch_sizes: 8}}}", "$.scheduler.models.r", "got 8"),
+        ("scheduler: {models: {r: {batch_sizes: [1.5]}}}", "$.scheduler.models.r", "a list of"),
         ("scheduler: {models: {r: 8}}", "$.scheduler.models.r", "must be a mapping, got 8"),
         ("scheduler: {models: {7: {}}}", "$.scheduler.models", "key 7 must be a text; quote it"),
         ("scheduler: [1]", "$.scheduler", "must be a mapping, got [1]"),

@@ -98,7 +98,7 @@ def test_constraint_of_a_symbolic_program_is_told(tmp_path: Path, backend: XlaBa
     (batch,) = export.symbolic_shape("b", constraints=["b >= 2"])
     bundle = _write(tmp_path, {0: _export(batch)})
     replace_in(bundle / "manifest.yaml", "compiled_batch_sizes: []", "compiled_batch_sizes: [1]")
-    with pytest.raises(ProgramProblem, match=r"model\.mlir: cannot be specialised to .*b >= 2"):
+    with pytest.raises(ProgramProblem, match=r"model\.mlir at batch size 1: cannot be .*b >= 2"):
         load_model(bundle, backend)
 
 
