@@ -1,1 +1,51 @@
-"""Make bundles: from JAX and PyTorch models to what a server loads, proved before it is written."""
+"""Make bundles: from JAX and PyTorch models to what a server loads, proved before it is written.
+
+The names are looked up when they are used, so that importing this needs neither jax nor torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hloserve.bundle import IOSpec, write_bundle
+    from hloserve.core.errors import ExportProblem, ProofFailed
+    from hloserve.export.jax_source import export_jax
+    from hloserve.export.options import ExportOptions, ExportProgress
+    from hloserve.export.pipeline import export_source
+    from hloserve.export.report import ExportReport
+
+_HOMES = {
+    "ExportOptions": "hloserve.export.options",
+    "ExportProblem": "hloserve.core.errors",
+    "ExportProgress": "hloserve.export.options",
+    "ExportReport": "hloserve.export.report",
+    "IOSpec": "hloserve.bundle",
+    "ProofFailed": "hloserve.core.errors",
+    "export_jax": "hloserve.export.jax_source",
+    "export_source": "hloserve.export.pipeline",
+    "write_bundle": "hloserve.bundle",
+}
+
+__all__ = [
+    "ExportOptions",
+    "ExportProblem",
+    "ExportProgress",
+    "ExportReport",
+    "IOSpec",
+    "ProofFailed",
+    "export_jax",
+    "export_source",
+    "write_bundle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'hloserve.export' has no attribute {name!r}") from None
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

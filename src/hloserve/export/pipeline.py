@@ -1,0 +1,196 @@
+"""From a source and its options to a bundle: the one way, whatever the framework.
+
+What lives here: the order of things, and what goes into the provenance. What does not: each of the
+things (`hloserve.export.settings`, `programs`, `interface`, `artifact`, `proof`, and
+`hloserve.bundle.writing`).
+
+Rules.
+1. Nothing is written before the proof; a failure leaves neither file nor directory behind.
+2. All that an author can mend is an `ExportProblem`. One thread.
+"""
+
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import hloserve
+from hloserve.bundle.layout import program_name
+from hloserve.bundle.writing import write_bundle
+from hloserve.export.artifact import Artifact, serialise_program
+from hloserve.export.interface import Interface, declare_interface
+from hloserve.export.options import ExportOptions
+from hloserve.export.programs import ProgramSet, trace_programs
+from hloserve.export.proof import Candidate, Proof, ProofSettings, prove
+from hloserve.export.report import ExportReport, output_proofs
+from hloserve.export.settings import Settings, resolve_settings
+from hloserve.export.source import Source
+
+__all__ = ["export_source"]
+
+
+def export_source(source: Source, options: ExportOptions) -> ExportReport:
+    """Export a model: trace, clean, prove, write.
+
+    Args:
+        source: the model.
+        options: as the exporters take them.
+
+    Raises:
+        ExportProblem: the model cannot or must not be exported; all findings.
+        ProofFailed: the programs do not compute what the model does.
+        BundleProblem: the directory cannot be written.
+    """
+    settings = resolve_settings(source, options)
+    clock = _PhaseClock()
+    with clock.phase("trace"):
+        made = trace_programs(source, settings)
+        interface = declare_interface(settings, made)
+        files = _program_files(settings, made, interface)
+    with clock.phase("proof"):
+        proof = prove(
+            source,
+            [file.candidate for file in files],
+            made.weights,
+            interface.input_specs,
+            interface.output_specs,
+            ProofSettings(
+                model=settings.name,
+                tolerance=settings.tolerance,
+                sample_inputs=settings.sample_inputs,
+                progress=settings.progress,
+            ),
+        )
+    with clock.phase("write"):
+        _write(source, settings, made, interface, files, proof)
+    return _report(source, settings, made, interface, proof, clock.seconds)
+
+
+class _PhaseClock:
+    """How long each phase took, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True)
+class _ProgramFile:
+    """A program of the bundle, and where `write_bundle` wants it: several may be one file."""
+
+    variant: int
+    size: int
+    candidate: Candidate
+
+
+def _program_files(
+    settings: Settings, made: ProgramSet, interface: Interface
+) -> list[_ProgramFile]:
+    """Serialise the programs; a dynamic one is proved at each of its sizes."""
+    open_artifacts = [_serialise(settings, program) for program in made.open_programs]
+    files = []
+    for sized in made.programs:
+        variant = sized.variant if interface.variant_sizes else None
+        is_open = bool(open_artifacts)
+        artifact = open_artifacts[sized.variant] if is_open else _serialise(settings, sized.program)
+        candidate = Candidate(
+            file=program_name(variant, 0 if is_open else sized.size),
+            artifact=artifact.content,
+            size=sized.size,
+            variable=interface.variable(sized.variant),
+            is_refined=sized.is_refined,
+            target_version=artifact.target_version,
+        )
+        files.append(_ProgramFile(sized.variant, 0 if is_open else sized.size, candidate))
+    return files
+
+
+def _serialise(settings: Settings, program: Any) -> Artifact:
+    return serialise_program(program, settings.target_version, settings.name)
+
+
+def _write(
+    source: Source,
+    settings: Settings,
+    made: ProgramSet,
+    interface: Interface,
+    files: list[_ProgramFile],
+    proof: Proof,
+) -> None:
+    modules: dict[Any, Any] = {}
+    for file in files:
+        of_variant = modules
+        if interface.variant_sizes:
+            of_variant = modules.setdefault(interface.variant_sizes[file.variant], {})
+        of_variant[file.size] = file.candidate.artifact
+    settings.progress.step("writing", 0, 1)
+    write_bundle(
+        settings.directory,
+        settings.name,
+        interface.inputs,
+        interface.outputs,
+        modules,
+        list(made.weights),
+        client_inputs=settings.client_inputs,
+        client_outputs=settings.client_outputs,
+        input_shapes=interface.variant_sizes or None,
+        provenance=_provenance(source, settings, files, proof),
+        description=settings.description,
+        files=settings.files,
+        overwrite=settings.overwrite,
+        dynamic_sizes=settings.batch_sizes if settings.is_dynamic else None,
+    )
+
+
+def _provenance(
+    source: Source, settings: Settings, files: list[_ProgramFile], proof: Proof
+) -> Mapping[str, object]:
+    """What is known of this export; the author's own entries win."""
+    base: dict[str, object] = {
+        "source_framework": source.framework,
+        "converter": "hloserve",
+        "hloserve_version": hloserve.__version__,
+        "python_version": platform.python_version(),
+        "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "stablehlo_version": max(file.candidate.target_version for file in files),
+        **source.provenance,
+    }
+    if settings.matmul_precision is not None:
+        base["matmul_precision"] = settings.matmul_precision
+    if settings.compile_options:
+        base["compile_options"] = dict(settings.compile_options)
+    if proof.programs:
+        base["proof"] = output_proofs(proof.programs)
+    return base | dict(settings.provenance)
+
+
+def _report(
+    source: Source,
+    settings: Settings,
+    made: ProgramSet,
+    interface: Interface,
+    proof: Proof,
+    seconds: Mapping[str, float],
+) -> ExportReport:
+    return ExportReport(
+        name=settings.name,
+        directory=settings.directory,
+        framework=source.framework,
+        tracing=made.tracing,
+        programs=proof.programs,
+        weights=len(made.weights),
+        weights_bytes=sum(array.nbytes for _, array in made.weights),
+        bundle_bytes=sum(path.stat().st_size for path in settings.directory.iterdir()),
+        seconds=seconds,
+        unused_inputs=proof.unused_inputs,
+        notes=(*made.notes, *interface.notes, *proof.notes),
+        warnings=proof.warnings,
+    )

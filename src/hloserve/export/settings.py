@@ -1,0 +1,413 @@
+"""The options of one export, checked against the model and with their defaults filled in.
+
+What lives here: `Settings` and `resolve_settings`. What does not: what the options mean
+(`hloserve.export.options`) and what follows from the traced program: batch axes and types of
+outputs (`hloserve.export.pipeline`). Reads the hook file and the assets, writes nothing.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from hloserve.bundle.axes import is_whole
+from hloserve.bundle.findings import describe, listing, repeated
+from hloserve.bundle.io_spec import IOSpec
+from hloserve.bundle.layout import is_bundle_name
+from hloserve.bundle.manifest import bundle_name
+from hloserve.core.dtypes import DType, by_numpy
+from hloserve.core.errors import ExportProblem
+from hloserve.core.tensors import Array
+from hloserve.export.compile_options import check_compile_options
+from hloserve.export.options import ExportOptions, ExportProgress, MatmulPrecision
+from hloserve.export.source import Shape, Source
+
+__all__ = ["BATCH", "DEFAULT_DYNAMIC_SIZES", "InputSetting", "Settings", "resolve_settings"]
+
+BATCH = "batch"
+"""The name of the open extent of batch axes."""
+DEFAULT_DYNAMIC_SIZES = (1, 2, 4, 8, 16, 32)
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_HOOK_FILE = "model.py"
+
+
+@dataclass(frozen=True, slots=True)
+class InputSetting:
+    """One input of the program.
+
+    Attributes:
+        name: in the manifest.
+        dtype: of its example.
+        batch_axis: in numpy order; None without one.
+        shapes: its shape per variant; the extent of the batch axis is the example's.
+    """
+
+    name: str
+    dtype: DType
+    batch_axis: int | None
+    shapes: tuple[tuple[int, ...], ...]
+
+    def shape(self, variant: int, batch: int | str) -> Shape:
+        """Its shape with the batch axis filled in."""
+        return tuple(
+            batch if axis == self.batch_axis else extent
+            for axis, extent in enumerate(self.shapes[variant])
+        )
+
+    @property
+    def variable_axes(self) -> tuple[int, ...]:
+        """Axes whose extent differs between variants."""
+        first = self.shapes[0]
+        return tuple(
+            axis
+            for axis in range(len(first))
+            if axis != self.batch_axis and any(s[axis] != first[axis] for s in self.shapes)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to export, and where to.
+
+    Attributes:
+        directory: the bundle's, absolute.
+        name: the model's.
+        batch_sizes: to compile for, ascending; empty without a batch axis.
+        is_dynamic: one program with an open batch axis; `batch_sizes` are then what servers
+            specialise it to.
+        inputs: in argument order.
+        variants: number of sets of shapes, at least 1.
+        output_names: None for the frontend's.
+        output_batch_axes: None for those that follow from the program.
+        files: hook file and assets, by name.
+        compile_options: of the framework; those that are not the default.
+    """
+
+    directory: Path
+    name: str
+    batch_sizes: tuple[int, ...]
+    is_dynamic: bool
+    inputs: tuple[InputSetting, ...]
+    variants: int
+    output_names: tuple[str, ...] | None
+    output_batch_axes: tuple[int | None, ...] | None
+    client_inputs: tuple[IOSpec, ...] | None
+    client_outputs: tuple[IOSpec, ...] | None
+    axis_letters: Mapping[str, str]
+    matmul_precision: MatmulPrecision | None
+    compile_options: Mapping[str, object]
+    target_version: str | None
+    files: Mapping[str, bytes]
+    description: str
+    provenance: Mapping[str, object]
+    overwrite: bool
+    tolerance: float | None
+    sample_inputs: Callable[[Any, int], Sequence[Array]] | None
+    progress: ExportProgress
+
+
+def resolve_settings(source: Source, options: ExportOptions) -> Settings:
+    """Check the options of an export and fill their defaults in.
+
+    Raises:
+        ExportProblem: with everything that does not fit.
+    """
+    findings: list[str] = []
+    directory, name = _read_place(options, findings)
+    _check_known(options, findings)
+    batch_sizes, is_dynamic = _read_batch_sizes(options, findings)
+    inputs = _read_inputs(source, options, bool(batch_sizes), findings)
+    letters = dict(options.get("axis_letters") or {})
+    resolved = Settings(
+        directory=directory,
+        name=name,
+        batch_sizes=batch_sizes,
+        is_dynamic=is_dynamic,
+        inputs=inputs,
+        variants=len(inputs[0].shapes) if inputs else 1,
+        output_names=_read_output_names(options, findings),
+        output_batch_axes=_read_output_axes(options, bool(batch_sizes), findings),
+        client_inputs=_read_client("client_inputs", options, findings),
+        client_outputs=_read_client("client_outputs", options, findings),
+        axis_letters=letters,
+        matmul_precision=_read_precision(options, findings),
+        compile_options=check_compile_options(options.get("compile_options"), findings),
+        target_version=_read_target(options, findings),
+        files=_read_files(options, findings),
+        description=options.get("description", ""),
+        provenance=options.get("provenance") or {},
+        overwrite=options.get("overwrite", False),
+        tolerance=_read_tolerance(options, findings),
+        sample_inputs=options.get("sample_inputs"),
+        progress=options.get("progress") or ExportProgress(),
+    )
+    _check_taken(resolved, findings)
+    if findings:
+        raise ExportProblem(name, findings)
+    return resolved
+
+
+def _check_known(options: ExportOptions, findings: list[str]) -> None:
+    known = sorted(ExportOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name[:80], known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            findings.append(f"option {name!r} is not known{hint} (known: {', '.join(known)})")
+
+
+def _read_place(options: ExportOptions, findings: list[str]) -> tuple[Path, str]:
+    if not options.get("dir"):
+        findings.append("dir: the directory of the bundle is missing; its last part is the name")
+        return Path(), options.get("name", "")
+    directory = Path(os.path.abspath(options["dir"]))
+    name = options.get("name", bundle_name(directory))
+    if name != bundle_name(directory):
+        findings.append(
+            f"name: is {name!r} and dir ends in {directory.name!r}; they must be equal, because"
+            " the directory's name is the model's"
+        )
+    elif not is_bundle_name(name):
+        findings.append(
+            f"name: {name!r} begins with '.' or holds '.tmp-'; servers skip such directories"
+        )
+    return directory, name
+
+
+def _check_taken(settings: Settings, findings: list[str]) -> None:
+    """Say it before the hours of a large export, not after."""
+    if os.path.lexists(settings.directory) and not settings.overwrite:
+        findings.append(
+            f"dir: {settings.directory} exists already; pass overwrite=True to replace it in one"
+            " step"
+        )
+
+
+def _read_batch_sizes(options: ExportOptions, findings: list[str]) -> tuple[tuple[int, ...], bool]:
+    given = options.get("batch_sizes")
+    if isinstance(given, str) and given == "dynamic":
+        sizes = options.get("dynamic_sizes", DEFAULT_DYNAMIC_SIZES)
+        return _read_sizes("dynamic_sizes", sizes, findings), True
+    if "dynamic_sizes" in options:
+        findings.append('dynamic_sizes: is for batch_sizes="dynamic" only; leave it out')
+    if given is None:
+        return (), False
+    return _read_sizes("batch_sizes", given, findings), False
+
+
+def _read_sizes(option: str, given: object, findings: list[str]) -> tuple[int, ...]:
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    sizes = list(cast(Sequence[Any], given)) if is_list else []
+    if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
+        dynamic = "" if option == "dynamic_sizes" else ', "dynamic" for an open batch axis, or None'
+        findings.append(
+            f"{option}: must be sizes above 0, such as [1, 8, 32]{dynamic}, got {describe(given)}"
+        )
+        return ()
+    if repeated(sizes):
+        findings.append(f"{option}: {listing(repeated(sizes))} is in it twice")
+    return tuple(sorted(int(size) for size in sizes))
+
+
+def _read_inputs(
+    source: Source, options: ExportOptions, has_batch: bool, findings: list[str]
+) -> tuple[InputSetting, ...]:
+    examples = source.inputs
+    names = _read_names("input_names", options, len(examples), findings)
+    names = names or tuple(name for name, _ in examples)
+    shapes = [[array.shape for _, array in examples]]
+    shapes = _read_variants(source, options, findings) or shapes
+    axes = _read_input_axes(options, shapes, has_batch, names, findings)
+    resolved = []
+    for index, (_, array) in enumerate(examples):
+        try:
+            dtype = by_numpy(array.dtype)
+        except KeyError:
+            findings.append(f"input {names[index]!r}: dtype {array.dtype} has no place in a bundle")
+            continue
+        of_input = tuple(tuple(variant[index]) for variant in shapes)
+        resolved.append(InputSetting(names[index], dtype, axes[index], of_input))
+    return tuple(resolved)
+
+
+def _read_names(
+    option: str, options: ExportOptions, expected: int | None, findings: list[str]
+) -> tuple[str, ...] | None:
+    given = cast(Mapping[str, Any], options).get(option)
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) and name for name in names):
+        findings.append(f"{option}: must be names, got {describe(given)}")
+        return None
+    if repeated(names):
+        findings.append(f"{option}: {listing(repeated(names))} is in it twice; names are unique")
+    if expected is not None and len(names) != expected:
+        findings.append(
+            f"{option}: has {len(names)} names ({listing(names)}) for {expected} example inputs"
+        )
+        return None
+    return names
+
+
+def _read_output_names(options: ExportOptions, findings: list[str]) -> tuple[str, ...] | None:
+    return _read_names("output_names", options, None, findings)
+
+
+def _read_input_axes(
+    options: ExportOptions,
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    has_batch: bool,
+    names: Sequence[str],
+    findings: list[str],
+) -> tuple[int | None, ...]:
+    ranks = [len(shape) for shape in shapes[0]]
+    unbatched = (None,) * len(ranks)
+    given = options.get("input_batch_axes")
+    if not has_batch:
+        if given is not None and any(axis is not None for axis in given):
+            findings.append(
+                "input_batch_axes: there is no batch axis without batch_sizes; give these too"
+            )
+        return unbatched
+    if given is None:
+        axes: tuple[int | None, ...] = (0,) * len(ranks)
+        hint = "; without a batch axis say None in input_batch_axes"
+    else:
+        axes, hint = tuple(given), ""
+    if len(axes) != len(ranks):
+        findings.append(
+            f"input_batch_axes: has {len(axes)} entries for {len(ranks)} inputs; give one per"
+            " input, None for one without a batch axis"
+        )
+        return unbatched
+    before = len(findings)
+    findings += [
+        f"input {name!r}: batch axis {axis} is not an axis of its {rank} axes{hint}"
+        for name, axis, rank in zip(names, axes, ranks, strict=False)
+        if axis is not None and not (is_whole(axis) and 0 <= axis < rank)
+    ]
+    if all(axis is None for axis in axes):
+        findings.append("input_batch_axes: no input has a batch axis, but there are batch_sizes")
+    return axes if len(findings) == before else unbatched
+
+
+def _read_variants(
+    source: Source, options: ExportOptions, findings: list[str]
+) -> list[list[tuple[int, ...]]]:
+    """Shapes per variant; empty when there are no variants, or none that can be used."""
+    given = options.get("shape_variants")
+    if given is None:
+        return []
+    expected = [(tuple(a.shape), _dtype_name(a)) for _, a in source.inputs]
+    variants = []
+    before = len(findings)
+    for index, examples in enumerate(given):
+        where = f"shape_variants[{index}]"
+        values = list(examples.values() if isinstance(examples, Mapping) else examples)
+        if len(values) != len(expected):
+            findings.append(
+                f"{where}: has {len(values)} inputs, the example inputs are {len(expected)}"
+            )
+            continue
+        for (name, _), value, (shape, dtype) in zip(source.inputs, values, expected, strict=True):
+            if len(_shape_of(value)) != len(shape) or _dtype_name(value) not in ("", dtype):
+                findings.append(
+                    f"{where}: input {name!r} is {_dtype_name(value)} of shape {_shape_of(value)},"
+                    f" expected {dtype} with {len(shape)} axes, as the example inputs are"
+                )
+        variants.append([_shape_of(value) for value in values])
+    if not variants and len(findings) == before:
+        findings.append("shape_variants: is empty; leave it out for one set of shapes")
+    return variants if len(findings) == before else []
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in getattr(value, "shape", ()))
+
+
+def _dtype_name(value: Any) -> str:
+    """The dtype of a numpy, jax or torch array in numpy's words; empty for plain numbers."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.")
+
+
+def _read_output_axes(
+    options: ExportOptions, has_batch: bool, findings: list[str]
+) -> tuple[int | None, ...] | None:
+    given = options.get("output_batch_axes")
+    if given is None:
+        return None
+    axes = tuple(given)
+    if not has_batch and any(axis is not None for axis in axes):
+        findings.append(
+            "output_batch_axes: there is no batch axis without batch_sizes; give these too"
+        )
+    if not all(axis is None or (is_whole(axis) and axis >= 0) for axis in axes):
+        findings.append(
+            f"output_batch_axes: must be axes from 0 on, or None, got {describe(given)}"
+        )
+        return None
+    return axes
+
+
+def _read_client(
+    option: str, options: ExportOptions, findings: list[str]
+) -> tuple[IOSpec, ...] | None:
+    given = cast(Mapping[str, Any], options).get(option)
+    if given is None:
+        return None
+    specs = tuple(given)
+    if not all(isinstance(spec, IOSpec) for spec in specs):
+        findings.append(f"{option}: must be IOSpec, got {describe(given)}")
+        return None
+    return specs
+
+
+def _read_precision(options: ExportOptions, findings: list[str]) -> MatmulPrecision | None:
+    given = options.get("matmul_precision")
+    if given is not None and given not in get_args(MatmulPrecision):
+        findings.append(
+            f"matmul_precision: must be one of {listing(get_args(MatmulPrecision))}, got"
+            f" {describe(given)}"
+        )
+    return given
+
+
+def _read_target(options: ExportOptions, findings: list[str]) -> str | None:
+    given: Any = options.get("target_version")
+    if given is not None and not (isinstance(given, str) and _VERSION.fullmatch(given)):
+        findings.append(
+            f"target_version: must be a StableHLO version such as '1.0.0', got {describe(given)}"
+        )
+        return None
+    return given
+
+
+def _read_tolerance(options: ExportOptions, findings: list[str]) -> float | None:
+    given: Any = options.get("tolerance")
+    if given is not None and not (isinstance(given, int | float) and 0 < given < float("inf")):
+        findings.append(f"tolerance: must be a share above 0, such as 1e-4, got {describe(given)}")
+        return None
+    return cast(float | None, given)
+
+
+def _read_files(options: ExportOptions, findings: list[str]) -> dict[str, bytes]:
+    """Hook file and assets."""
+    wanted: list[tuple[str, str, Path]] = []
+    hook_file = options.get("hook_file")
+    if hook_file is not None:
+        wanted.append(("hook_file", _HOOK_FILE, Path(hook_file)))
+    wanted += [("assets", Path(path).name, Path(path)) for path in options.get("assets", ())]
+    files: dict[str, bytes] = {}
+    for option, name, path in wanted:
+        if name in files:
+            findings.append(f"{option}: {name!r} is included twice; names are unique")
+        try:
+            files[name] = path.read_bytes()
+        except OSError as error:
+            findings.append(f"{option}: {path} cannot be read: {error.strerror}")
+    return files
