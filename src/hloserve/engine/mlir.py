@@ -1,9 +1,9 @@
-"""StableHLO programs: read, check, clean, refine. The only module that touches MLIR.
+"""StableHLO programs: read, check, clean, refine. The only module by which others touch MLIR.
 
 What lives here: from the bytes of a program file to an MLIR module whose `main` is known by its
-`Signature`. What does not: comparing that signature with the manifest and the weights
-(`hloserve.engine.program_check`) and compiling (`hloserve.engine.xla_backend`). jaxlib only, no
-jax; nothing here needs a device.
+`Signature`. What does not: taking annotations out (`hloserve.engine.mlir_annotations`), comparing
+that signature with the manifest and the weights (`hloserve.engine.program_check`) and compiling
+(`hloserve.engine.xla_backend`). jaxlib only, no jax; nothing here needs a device.
 
 Rules.
 1. Every program has an MLIR context of its own, so programs are independent: any thread may read,
@@ -15,7 +15,7 @@ Rules.
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 try:
     import jaxlib.version
     from jaxlib.mlir import ir
+
+    from hloserve.engine.mlir_annotations import strip_annotations
 except ImportError as missing:
     raise MissingExtra("server", "reading StableHLO programs", missing) from missing
 try:
@@ -48,18 +50,13 @@ __all__ = [
     "read_program",
     "refine_program",
     "unused_arguments",
-    "walk_ops",
 ]
 
 _MAGIC = b"ML\xefR"
 _PRODUCER = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)")
-_DONATION = ("tf.aliasing_output", "jax.buffer_donor")
-_PLACEMENT = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_rule", "mhlo.memory_kind")
-_IDENTITY_OPS = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
 _AROUND_ASSERTION = re.compile(
     r"^.*?error: (?:loc\([^)]*\): )?| Using the following polymorphic.*|<unknown>:0: note:.*", re.S
 )  # what XLA and jax put before and after a failed assertion of the program itself
-_IDENTITY_CALLS = ("Sharding", "xla.sdy.FuncResultSharding", "annotate_device_placement")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +91,7 @@ def read_program(artifact: bytes, source: str) -> MlirProgram:
     """
     context = _new_context()
     module = _parse(artifact, context, source)
-    custom_calls = _strip_annotations(module, source)
+    custom_calls = strip_annotations(module, source)
     return MlirProgram(_signature_of(module, source), module, source, custom_calls)
 
 
@@ -330,82 +327,3 @@ def _pin_arguments(module: Any, types: Sequence[TensorType]) -> None:
                 argument.replace_all_uses_except(converted.result, converted.operation)
         results = _function_type(main).results
         main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(wanted, results))
-
-
-def _strip_annotations(module: Any, source: str) -> frozenset[str]:
-    """Turn the module into a plain program for one device. Refuses manual partitioning.
-
-    Returns:
-        The targets of the custom calls that it keeps.
-    """
-    dead, custom_calls = [], set()
-    with module.context, ir.Location.unknown():
-        for op in walk_ops(module.operation):
-            name, target = op.name, None
-            if name == "stablehlo.custom_call":
-                target = ir.StringAttr(op.attributes["call_target_name"]).value
-            if name in _IDENTITY_OPS or target in _IDENTITY_CALLS:
-                op.results[0].replace_all_uses_with(op.operands[0])
-                dead.append(op)
-            elif target is not None:
-                custom_calls.add(_checked_target(target, source))
-            elif name in ("sdy.mesh", "sdy.sharding_group"):
-                dead.append(op)
-            elif name.startswith("sdy."):
-                raise ProgramProblem(
-                    source,
-                    f"{name} splits the program over several devices; export it for one",
-                )
-            _strip_attributes(op)
-        for op in dead:
-            op.erase()
-        _make_single_device(module.operation.attributes)
-    return frozenset(custom_calls)
-
-
-def _checked_target(target: str, source: str) -> str:
-    """Refuse calls into the exporting process: here they would jump to an address of that one."""
-    if "callback" in target:
-        raise ProgramProblem(
-            source,
-            f"calls back into Python ({target}); take jax.debug.print, pure_callback and"
-            " io_callback out and export again",
-        )
-    return target
-
-
-def walk_ops(op: Any) -> Iterator[Any]:
-    """An operation and all inside of it, outermost first."""
-    yield op
-    for region in op.regions:
-        for block in region:
-            for inner in list(block.operations):
-                yield from walk_ops(inner.operation)
-
-
-def _strip_attributes(op: Any) -> None:
-    for name in _PLACEMENT:
-        if name in op.attributes:
-            del op.attributes[name]
-    if op.name != "func.func":
-        return
-    for key in ("arg_attrs", "res_attrs"):
-        if key in op.attributes:
-            entries = [ir.DictAttr(entry) for entry in ir.ArrayAttr(op.attributes[key])]
-            op.attributes[key] = ir.ArrayAttr.get([_without_placement(entry) for entry in entries])
-
-
-def _without_placement(attributes: Any) -> Any:
-    gone = (*_DONATION, *_PLACEMENT)
-    kept = {entry.name: entry.attr for entry in attributes if entry.name not in gone}
-    return ir.DictAttr.get(kept)
-
-
-def _make_single_device(attributes: Any) -> None:
-    one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
-    for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
-        if name in attributes:
-            attributes[name] = one
-    for name in [entry if isinstance(entry, str) else entry.name for entry in attributes]:
-        if "sdy" in name or name == "mhlo.frontend_attributes":
-            del attributes[name]

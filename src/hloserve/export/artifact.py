@@ -19,7 +19,8 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
 from hloserve.core.errors import ExportProblem, ProgramProblem
-from hloserve.engine.mlir import Diagnostics, MlirProgram, one_line, read_program, walk_ops
+from hloserve.engine.mlir import Diagnostics, MlirProgram, one_line, read_program
+from hloserve.engine.mlir_annotations import walk_ops
 
 __all__ = ["OLDEST_TARGET", "Artifact", "clean_program", "serialise_program", "tidy_program"]
 
