@@ -6,6 +6,7 @@ ordered. What does not: Flax and Equinox, which make such a function of a module
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,22 +137,33 @@ class JaxSource:
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         arrays = [*inputs, *(array for _, array in self.weights)]
-        with jax_settings(
-            self._options.get("matmul_precision"),
-            self._options.get("compile_options"),
-            x64=needs_x64([array.dtype for array in arrays]),
-        ):
+        with self.settings():
             # Not jitted: operation by operation is how the author's own calls run.
             _, results = self._call([jax.numpy.asarray(array) for array in arrays])
             return [np.asarray(result) for result in results]
 
-    def _call(self, arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Any]]:
-        """Call the function; names and arrays of its results, in order."""
-        count = len(self.inputs)
-        inputs = jax.tree.unflatten(self._input_tree, arguments[:count])
-        result = self._function(*inputs, *self._weights_of(arguments[count:]))
+    def settings(self) -> AbstractContextManager[None]:
+        """JAX set up as it is for the trace."""
+        arrays = [array for _, array in (*self.inputs, *self.weights)]
+        return jax_settings(
+            self._options.get("matmul_precision"),
+            self._options.get("compile_options"),
+            x64=needs_x64([array.dtype for array in arrays]),
+        )
+
+    def arguments(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The inputs as the function takes them: what was a tree is one again."""
+        return tuple(jax.tree.unflatten(self._input_tree, inputs))
+
+    def results(self, result: Any) -> tuple[tuple[str, ...], list[Any]]:
+        """Names and arrays of what the function returned, after the selection, in order."""
         select = self._options.get("output_select")
         return _named_results(result if select is None else select(result), self._model)
+
+    def _call(self, arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Any]]:
+        count = len(self.inputs)
+        inputs, weights = arguments[:count], self._weights_of(arguments[count:])
+        return self.results(self._function(*self.arguments(inputs), *weights))
 
 
 def _named_inputs(
