@@ -13,6 +13,7 @@ Rules.
 """
 
 import io
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ __all__ = [
 ]
 
 _MAGIC = b"ML\xefR"
-_PRODUCER = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)")
+_PRODUCER = re.compile(rb"StableHLO_v(\d{1,9}\.\d{1,9}\.\d{1,9})")
 _AROUND_ASSERTION = re.compile(
     r"^.*?error: (?:loc\([^)]*\): )?| Using the following polymorphic.*|<unknown>:0: note:.*", re.S
 )  # what XLA and jax put before and after a failed assertion of the program itself
@@ -68,12 +69,16 @@ class MlirProgram:
         module: the MLIR module; it keeps its context alive.
         source: the file it came from, for messages.
         custom_calls: targets of its custom calls.
+        stablehlo_version: what the artifact was written for; empty for text and plain bytecode.
+        device_count: devices that it was exported for; it is read as a program for one.
     """
 
     signature: Signature
     module: Any
     source: str
     custom_calls: frozenset[str] = frozenset()
+    stablehlo_version: str = ""
+    device_count: int = 1
 
 
 def read_program(artifact: bytes, source: str) -> MlirProgram:
@@ -91,8 +96,10 @@ def read_program(artifact: bytes, source: str) -> MlirProgram:
     """
     context = _new_context()
     module = _parse(artifact, context, source)
+    device_count = _device_count(module.operation.attributes)
     custom_calls = strip_annotations(module, source)
-    return MlirProgram(_signature_of(module, source), module, source, custom_calls)
+    signature, version = _signature_of(module, source), _version_of(artifact)
+    return MlirProgram(signature, module, source, custom_calls, version, device_count)
 
 
 def refine_program(program: MlirProgram, inputs: Sequence[TensorType]) -> MlirProgram:
@@ -210,12 +217,10 @@ def _deserialize(artifact: bytes, context: Any, source: str) -> Any:
 def _why_unreadable(artifact: bytes, reason: str) -> str:
     current = str(stablehlo.get_current_version())
     runtime = f"this server reads up to {current} (jaxlib {jaxlib.version.__version__})"
-    found = _PRODUCER.search(artifact[:64])
-    if found is None:
+    written = _version_of(artifact)
+    if not written:
         return f"not a readable StableHLO artifact ({reason}); {runtime}; export the program again"
-    version = tuple(map(int, found.groups()))
-    written = ".".join(map(str, version))
-    if version > tuple(map(int, current.split("."))):
+    if tuple(map(int, written.split("."))) > tuple(map(int, current.split("."))):
         return (
             f"was written for StableHLO {written}, {runtime}: export it with"
             f" target_version {current!r} or older, or upgrade jaxlib ({reason})"
@@ -231,6 +236,16 @@ def one_line(text: str) -> str:
     text = re.sub(r"\(\* corresponding to.*?\)|; for more info on dialect .*", "", text)
     text = text.removeprefix("Unable to parse module assembly:")
     return " ".join(text.split())[:600]
+
+
+def _version_of(artifact: bytes) -> str:
+    found = _PRODUCER.search(artifact[:64])
+    return found[1].decode() if found else ""
+
+
+def _device_count(attributes: Any) -> int:
+    names = ("mhlo.num_partitions", "mhlo.num_replicas")
+    return math.prod(ir.IntegerAttr(attributes[name]).value for name in names if name in attributes)
 
 
 def _bytecode(module: Any) -> bytes:

@@ -248,3 +248,13 @@ def test_large_constants_survive() -> None:
         return %0 : tensor<?x2xf32> }} }}"""
     fixed = refine_program(read_program(text.encode(), "m"), [TensorType(F32, (3,))])
     assert "1.000000e-01" in _text(fixed)
+
+
+def test_program_tells_its_version_and_devices() -> None:
+    """Text has no version; what was split over devices is read as a program for one."""
+    text = "module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 2 : i32}"
+    text += " { func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> } }"
+
+    program = read_program(text.encode(), "model.mlir")
+
+    assert ("", 8) == (program.stablehlo_version, program.device_count)
