@@ -17,6 +17,7 @@ import click
 from hloserve import __version__
 from hloserve.cli.config import config
 from hloserve.cli.demo import demo
+from hloserve.cli.export import export
 from hloserve.cli.infer import infer
 from hloserve.cli.printing import error_text
 from hloserve.cli.serve import serve
@@ -51,7 +52,7 @@ def cli() -> None:
     """
 
 
-for _command in (serve, demo, show, infer, status, config):
+for _command in (serve, demo, show, export, infer, status, config):
     cli.add_command(_command)
 
 
