@@ -116,6 +116,7 @@ class JaxSource:
 
     def trace(self, shapes: Sequence[Shape]) -> Traced:
         names: tuple[str, ...] = ()
+        notes = list(self._notes)
 
         def program(*arguments: Any) -> list[Any]:
             nonlocal names
@@ -131,9 +132,9 @@ class JaxSource:
             model=self._model,
             precision=self._options.get("matmul_precision"),
             compile_options=self._options.get("compile_options"),
-            input_names=[name for name, _ in self.inputs],
+            notes=notes,
         )
-        return Traced(artifact, self.weights, names, self._notes)
+        return Traced(artifact, self.weights, names, tuple(notes))
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         arrays = [*inputs, *(array for _, array in self.weights)]
