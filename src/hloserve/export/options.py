@@ -87,4 +87,7 @@ class ExportProgress:
     """Hears how an export goes; override what is of interest. Called on the exporting thread."""
 
     def step(self, what: str, done: int, total: int) -> None:
-        """`what` is about to happen: step `done` of `total`, counted from 0."""
+        """`what` is about to happen, after `done` of `total` steps of this phase.
+
+        Phases are tracing, refining, proving and writing; each counts its own steps.
+        """

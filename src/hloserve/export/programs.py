@@ -164,7 +164,9 @@ class _Tracer:
     def _refine(self, program: MlirProgram, variant: int, size: int) -> SizedProgram:
         settings = self._settings
         settings.progress.step(
-            f"refining to batch size {size}", len(self.made.programs), len(settings.batch_sizes)
+            f"refining to batch size {size}",
+            settings.batch_sizes.index(size),
+            len(settings.batch_sizes),
         )
         types = _argument_types(settings, self.made.weights, variant, size)
         try:
