@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hloserve.bundle import IOSpec, write_bundle
     from hloserve.core.errors import ExportProblem, ProofFailed
+    from hloserve.export.arity import (
+        assert_bundle_arity,
+        bundle_arity_report,
+        bundle_entry_arity,
+    )
     from hloserve.export.jax_source import export_jax
     from hloserve.export.options import ExportOptions, ExportProgress
     from hloserve.export.pipeline import export_source
+    from hloserve.export.provenance import collect_provenance
     from hloserve.export.report import ExportReport
 
 _HOMES = {
@@ -21,6 +27,10 @@ _HOMES = {
     "ExportReport": "hloserve.export.report",
     "IOSpec": "hloserve.bundle",
     "ProofFailed": "hloserve.core.errors",
+    "assert_bundle_arity": "hloserve.export.arity",
+    "bundle_arity_report": "hloserve.export.arity",
+    "bundle_entry_arity": "hloserve.export.arity",
+    "collect_provenance": "hloserve.export.provenance",
     "export_jax": "hloserve.export.jax_source",
     "export_source": "hloserve.export.pipeline",
     "write_bundle": "hloserve.bundle",
@@ -33,6 +43,10 @@ __all__ = [
     "ExportReport",
     "IOSpec",
     "ProofFailed",
+    "assert_bundle_arity",
+    "bundle_arity_report",
+    "bundle_entry_arity",
+    "collect_provenance",
     "export_jax",
     "export_source",
     "write_bundle",

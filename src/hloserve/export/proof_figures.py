@@ -89,7 +89,7 @@ def compare(want: Array, got: Array) -> Comparison:
     both = finite & np.isfinite(got)
     same_specials = ~finite & ((want == got) | (np.isnan(want) & np.isnan(got)))
     misplaced = want.size - int(np.count_nonzero(both | same_specials))
-    error = _largest(np.subtract(want, got, out=np.zeros_like(want), where=both))
+    error = _largest_difference(want, got, both)
     scale = _largest(np.where(finite, want, 0))
     return Comparison(error, scale, misplaced, unfinite, want.size)
 
@@ -102,7 +102,7 @@ def signal_between(first: Array, second: Array) -> float:
         return float((first != second).mean())
     first, second = _wide(first), _wide(second)
     both = np.isfinite(first) & np.isfinite(second)
-    return _largest(np.subtract(first, second, out=np.zeros_like(first), where=both))
+    return _largest_difference(first, second, both)
 
 
 def row_signal(output: Array, batch_axis: int) -> float:
@@ -148,6 +148,11 @@ def _last_bits(dtype: np.dtype[np.generic]) -> float:
 def _wide(array: Array) -> Array:
     """The array in a type in which differences are exact enough, without a copy where it is."""
     return array if array.dtype.itemsize >= 4 else array.astype(np.float32)
+
+
+def _largest_difference(first: Array, second: Array, where: Array) -> float:
+    with np.errstate(over="ignore"):  # infinite is what such a difference then is
+        return _largest(np.subtract(first, second, out=np.zeros_like(first), where=where))
 
 
 def _largest(array: Array) -> float:
