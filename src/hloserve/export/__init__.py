@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hloserve.export.pipeline import export_source
     from hloserve.export.provenance import collect_provenance
     from hloserve.export.report import ExportReport
+    from hloserve.export.torch_source import export_pytorch
 
 _HOMES = {
     "ExportOptions": "hloserve.export.options",
@@ -32,6 +33,7 @@ _HOMES = {
     "bundle_entry_arity": "hloserve.export.arity",
     "collect_provenance": "hloserve.export.provenance",
     "export_jax": "hloserve.export.jax_source",
+    "export_pytorch": "hloserve.export.torch_source",
     "export_source": "hloserve.export.pipeline",
     "write_bundle": "hloserve.bundle",
 }
@@ -48,6 +50,7 @@ __all__ = [
     "bundle_entry_arity",
     "collect_provenance",
     "export_jax",
+    "export_pytorch",
     "export_source",
     "write_bundle",
 ]

@@ -232,6 +232,15 @@ def fill(x: Any, value: Any, **_allocation: Any) -> Any:
     return jnp.full(x.shape, value, x.dtype)
 
 
+@lowers("arange.start_step")
+def count_up(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, **_place: Any) -> Any:
+    """Numbers at equal distance; of symbolic extents too."""
+    known = dtype_of(dtype)
+    if all(isinstance(bound, int | float) for bound in (start, end, step)):
+        return jnp.arange(start, end, step, None if known is None else known.numpy)
+    return start + step * jnp.arange(-((start - end) // step))
+
+
 @lowers("topk.default")
 def pick_largest(
     x: Any, count: int, axis: int = -1, largest: bool = True, _sorted: bool = True
@@ -277,7 +286,7 @@ def resize_smoothly(
         x: (n, c, h, w); result: (n, c, *output_size).
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    for axis, (size, scale) in enumerate(zip(output_size, scales[-2:], strict=True), start=2):
+    for axis, size, scale in zip((2, 3), output_size, scales or (None, None), strict=True):
         extent = x.shape[axis]
         step = 1 / scale if scale else extent / size
         if align_corners:
