@@ -1,21 +1,55 @@
 """How the findings of a bundle are worded and raised: all at once, and bounded.
 
-What lives here: quoting a value of an untrusted file in a message, and raising what was collected.
-What does not: the rules. Pure functions; any thread.
+What lives here: quoting a value of an untrusted file in a message, raising what was collected, and
+a finding as a value for those that print it. What does not: the rules. Pure functions; any thread.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from hloserve.core.errors import BundleProblem
 
-__all__ = ["describe", "listing", "raise_findings", "repeated"]
+__all__ = [
+    "Finding",
+    "describe",
+    "errors_at",
+    "listing",
+    "raise_findings",
+    "repeated",
+    "warnings_at",
+]
 
 T = TypeVar("T", bound=Hashable)
 
 _MAX_FINDINGS = 50  # a hostile file must not turn into a message of megabytes
 _MAX_QUOTED = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a bundle.
+
+    Attributes:
+        severity: an error keeps the bundle from being served as declared; a warning does not.
+        place: name of the file of the bundle; ``.`` for the directory as a whole.
+        text: one sentence: what was expected, what is there, and the next step.
+    """
+
+    severity: Literal["error", "warning"]
+    place: str
+    text: str
+
+
+def errors_at(place: str, texts: Iterable[str]) -> list[Finding]:
+    """Errors at one place; a text that begins with the place does not repeat it."""
+    return [Finding("error", place, text.removeprefix(f"{place}: ")) for text in texts]
+
+
+def warnings_at(place: str, texts: Iterable[str]) -> list[Finding]:
+    """Warnings at one place, likewise."""
+    return [Finding("warning", place, text.removeprefix(f"{place}: ")) for text in texts]
 
 
 def describe(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from hloserve import __version__
+from hloserve.cli.check import check
 from hloserve.cli.config import config
 from hloserve.cli.demo import demo
 from hloserve.cli.export import export
@@ -52,7 +53,7 @@ def cli() -> None:
     """
 
 
-for _command in (serve, demo, show, export, infer, status, config):
+for _command in (serve, demo, show, check, export, infer, status, config):
     cli.add_command(_command)
 
 
