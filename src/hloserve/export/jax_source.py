@@ -132,6 +132,7 @@ class JaxSource:
             model=self._model,
             precision=self._options.get("matmul_precision"),
             compile_options=self._options.get("compile_options"),
+            input_names=self._options.get("input_names") or [name for name, _ in self.inputs],
             notes=notes,
         )
         return Traced(artifact, self.weights, names, tuple(notes))

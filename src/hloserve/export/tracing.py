@@ -11,6 +11,7 @@ Rules.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -107,6 +108,9 @@ def jax_settings(
     x64 = bool(wanted.pop("enable_x64", x64 or jax.config.jax_enable_x64))
     before = {name: getattr(jax.config, f"jax_{name}") for name in wanted}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # A function may be written to donate; here its arguments are used again.
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         stack.enter_context(jax.enable_x64(x64))
         stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
         if precision is not None:
