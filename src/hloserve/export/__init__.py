@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         bundle_arity_report,
         bundle_entry_arity,
     )
+    from hloserve.export.equinox_source import export_equinox
+    from hloserve.export.flax_source import export_flax
     from hloserve.export.jax_source import export_jax
     from hloserve.export.options import ExportOptions, ExportProgress
     from hloserve.export.pipeline import export_source
@@ -32,6 +34,8 @@ _HOMES = {
     "bundle_arity_report": "hloserve.export.arity",
     "bundle_entry_arity": "hloserve.export.arity",
     "collect_provenance": "hloserve.export.provenance",
+    "export_equinox": "hloserve.export.equinox_source",
+    "export_flax": "hloserve.export.flax_source",
     "export_jax": "hloserve.export.jax_source",
     "export_pytorch": "hloserve.export.torch_source",
     "export_source": "hloserve.export.pipeline",
@@ -49,6 +53,8 @@ __all__ = [
     "bundle_arity_report",
     "bundle_entry_arity",
     "collect_provenance",
+    "export_equinox",
+    "export_flax",
     "export_jax",
     "export_pytorch",
     "export_source",
