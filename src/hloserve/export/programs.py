@@ -163,11 +163,9 @@ class _Tracer:
 
     def _refine(self, program: MlirProgram, variant: int, size: int) -> SizedProgram:
         settings = self._settings
-        settings.progress.step(
-            f"refining to batch size {size}",
-            settings.batch_sizes.index(size),
-            len(settings.batch_sizes),
-        )
+        done = sum(other < size for other in settings.batch_sizes)  # all of them for a probe
+        total = max(done + 1, len(settings.batch_sizes))
+        settings.progress.step(f"refining to batch size {size}", done, total)
         types = _argument_types(settings, self.made.weights, variant, size)
         try:
             refined = tidy_program(refine_program(program, types), settings.name)
