@@ -119,7 +119,7 @@ def _read_input_axes(
         return unbatched
     if given is None:
         axes: tuple[int | None, ...] = (0,) * len(ranks)
-        hint = "; without a batch axis say None in input_batch_axes"
+        hint = "; requests are merged along it, so every input has one: give it a value per row"
     else:
         axes, hint = tuple(given), ""
     if len(axes) != len(ranks):
@@ -134,8 +134,18 @@ def _read_input_axes(
         for name, axis, rank in zip(names, axes, ranks, strict=False)
         if axis is not None and not (is_whole(axis) and 0 <= axis < rank)
     ]
-    if all(axis is None for axis in axes):
-        findings.append("input_batch_axes: no input has a batch axis, but there are batch_sizes")
+    lacking = [name for name, axis in zip(names, axes, strict=False) if axis is None]
+    if len(lacking) == len(axes):
+        findings.append(
+            "input_batch_axes: no input has a batch axis, but there are batch_sizes; leave these"
+            " out too"
+        )
+    elif lacking:
+        findings.append(
+            f"input_batch_axes: {listing(lacking)} has no batch axis and others have; requests are"
+            " merged row by row, so all inputs of a bundle have one or none: give it a value per"
+            " row, make it a weight, or leave batch_sizes out"
+        )
     return axes if len(findings) == before else unbatched
 
 

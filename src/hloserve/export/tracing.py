@@ -104,7 +104,7 @@ def jax_settings(
         compile_options: checked options of JAX.
         x64: keep 64-bit types, unless the options say otherwise.
     """
-    wanted = dict(compile_options or {})
+    wanted = {name.removeprefix("jax_"): value for name, value in (compile_options or {}).items()}
     x64 = bool(wanted.pop("enable_x64", x64 or jax.config.jax_enable_x64))
     before = {name: getattr(jax.config, f"jax_{name}") for name in wanted}
     with contextlib.ExitStack() as stack:

@@ -70,7 +70,7 @@ def test_names_that_collide_are_told(tmp_path: Path) -> None:
     """Two paths that read the same would be one weight too few."""
     weights = {"b.c": _X, "b": {"c": _X + 1}}
 
-    with pytest.raises(ExportProblem, match="'b.c' names several"):
+    with pytest.raises(ExportProblem, match=r"'b\.c' names several"):
         _export(tmp_path, lambda x, w: x + w["b.c"] + w["b"]["c"], (_X,), weights)
 
     assert not (tmp_path / "model").exists()

@@ -55,12 +55,11 @@ def test_array_that_an_inner_jit_closes_over_is_named(tmp_path: Path) -> None:
     """A constant deep inside is found: `make_jaxpr(...).consts` would not show it."""
     params = {"layer": [jnp.asarray(_TABLE)]}
 
-    @jax.jit
     def inner(x: Any) -> Any:
         return x @ params["layer"][0]
 
     def predict(x: Any) -> Any:
-        return inner(x) + 1
+        return jax.jit(inner)(x) + 1
 
     said = _refused(tmp_path, predict, (np.ones((2, 160), np.float32),), **_BATCHED)
 
