@@ -10,6 +10,7 @@ Rules.
 3. The dialects are StableHLO's and custom calls are those that every platform runs.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,7 @@ _CLEANING = ",".join(
         "strip-debuginfo",
     )
 )
+_TOO_NEW = re.compile(r"failed to legalize operation 'vhlo\.(\w+?)_v\d+'")
 _DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "shape"))
 _PORTABLE_CALLS = frozenset(("shape_assertion",))
 _USUAL_CAUSES: Mapping[str, str] = {
@@ -71,10 +73,17 @@ stablehlo.register_stablehlo_passes()
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A program file: its bytes, and the StableHLO version that reads it."""
+    """A program file.
+
+    Attributes:
+        content: its bytes.
+        target_version: StableHLO version that reads it.
+        why_newer: why it is not for `OLDEST_TARGET`, where nobody asked for another version.
+    """
 
     content: bytes
     target_version: str
+    why_newer: str = ""
 
 
 def clean_program(artifact: bytes, model: str) -> MlirProgram:
@@ -138,10 +147,12 @@ def serialise_program(program: MlirProgram, target_version: str | None, model: s
 
 
 def _oldest_artifact(program: MlirProgram, current: str) -> Artifact | None:
+    why_newer = ""
     for version in _versions_from(OLDEST_TARGET, current):
-        content, _ = _try_serialise(program.module, version)
+        content, reason = _try_serialise(program.module, version)
         if content is not None:
-            return Artifact(content, version)
+            return Artifact(content, version, why_newer)
+        why_newer = reason
     return None
 
 
@@ -175,7 +186,13 @@ def _try_serialise(module: Any, version: str) -> tuple[bytes | None, str]:
             # jax's own helper; the public `stablehlo.serialize_portable_artifact` changes `module`.
             return bytes(_jax.mlir.serialize_portable_artifact(module, version, False)), ""
         except (ValueError, RuntimeError, ir.MLIRError) as error:
-            return None, one_line(said.text() or str(error))
+            return None, _why_unwritable(said.text() + str(error))
+
+
+def _why_unwritable(text: str) -> str:
+    """MLIR prints the whole operation; its name is what an author can look for."""
+    found = _TOO_NEW.search(text)
+    return f"it uses {found.group(1)} in a newer form" if found else one_line(text)
 
 
 def _run_passes(program: MlirProgram, passes: str, model: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import hloserve
 from hloserve.bundle.layout import program_name
 from hloserve.bundle.writing import write_bundle
-from hloserve.export.artifact import Artifact, serialise_program
+from hloserve.export.artifact import OLDEST_TARGET, Artifact, serialise_program
 from hloserve.export.interface import Interface, declare_interface
 from hloserve.export.options import ExportOptions
 from hloserve.export.programs import ProgramSet, trace_programs
@@ -66,7 +66,7 @@ def export_source(source: Source, options: ExportOptions) -> ExportReport:
         )
     with clock.phase("write"):
         _write(source, settings, made, interface, files, proof)
-    return _report(source, settings, made, interface, proof, clock.seconds)
+    return _report(source, settings, made, interface, files, proof, clock.seconds)
 
 
 class _PhaseClock:
@@ -89,6 +89,7 @@ class _ProgramFile:
     variant: int
     size: int
     candidate: Candidate
+    why_newer: str
 
 
 def _program_files(
@@ -109,7 +110,8 @@ def _program_files(
             is_refined=sized.is_refined,
             target_version=artifact.target_version,
         )
-        files.append(_ProgramFile(sized.variant, 0 if is_open else sized.size, candidate))
+        size = 0 if is_open else sized.size
+        files.append(_ProgramFile(sized.variant, size, candidate, artifact.why_newer))
     return files
 
 
@@ -172,11 +174,21 @@ def _provenance(
     return base | dict(settings.provenance)
 
 
+def _version_notes(files: list[_ProgramFile]) -> list[str]:
+    newer = {file.candidate.target_version: file.why_newer for file in files if file.why_newer}
+    return [
+        f"written for StableHLO {version}, not {OLDEST_TARGET}: {why}; servers of older versions"
+        " cannot read it"
+        for version, why in newer.items()
+    ]
+
+
 def _report(
     source: Source,
     settings: Settings,
     made: ProgramSet,
     interface: Interface,
+    files: list[_ProgramFile],
     proof: Proof,
     seconds: Mapping[str, float],
 ) -> ExportReport:
@@ -191,6 +203,6 @@ def _report(
         bundle_bytes=sum(path.stat().st_size for path in settings.directory.iterdir()),
         seconds=seconds,
         unused_inputs=proof.unused_inputs,
-        notes=(*made.notes, *interface.notes, *proof.notes),
+        notes=(*made.notes, *interface.notes, *_version_notes(files), *proof.notes),
         warnings=proof.warnings,
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -441,3 +442,23 @@ def test_reason_of_a_frontend_is_in_the_report(tmp_path: Path) -> None:
     report = export_source(_UnrefinedSource(_predict, {"x": _X}, [("w", _W)], options), options)
 
     assert "per size (2 traces): splits by batch" == report.tracing
+
+
+def test_report_says_which_newer_version_a_feature_needs(tmp_path: Path) -> None:
+    """A product with an algorithm of its own is newer than 1.0.0, and the report says so."""
+
+    def exact(x: Any, w: Any) -> Any:
+        return jax.lax.dot(x, w, precision=jax.lax.DotAlgorithmPreset.F32_F32_F32)
+
+    report = export_jax(exact, (_X,), [("w", _W)], dir=tmp_path / "model")
+
+    assert "1.6.0" == report.programs[0].target_version
+    assert any("dot_general in a newer form" in note for note in report.notes)
+
+
+def test_target_version_above_this_jaxlib_s_leaves_nothing(tmp_path: Path) -> None:
+    """A version from the future is an error, not a file that nobody reads."""
+    with pytest.raises(ExportProblem, match=r"target_version: .*got 1\.99\.0"):
+        export_jax(_predict, (_X,), [("w", _W)], dir=tmp_path / "model", target_version="1.99.0")
+
+    assert [] == list(tmp_path.iterdir())
