@@ -16,6 +16,7 @@ import click
 
 from hloserve import __version__
 from hloserve.cli.check import check
+from hloserve.cli.compare import compare
 from hloserve.cli.config import config
 from hloserve.cli.demo import demo
 from hloserve.cli.export import export
@@ -53,7 +54,7 @@ def cli() -> None:
     """
 
 
-for _command in (serve, demo, show, check, export, infer, status, config):
+for _command in (serve, demo, show, check, export, compare, infer, status, config):
     cli.add_command(_command)
 
 

@@ -158,7 +158,7 @@ class Bench:
         """The author's own inputs; None, and a warning, where they are for another variant."""
         assert self.settings.sample_inputs is not None
         sampled = [
-            np.ascontiguousarray(array)
+            np.asarray(array, order="C")
             for array in self.settings.sample_inputs(self._generator, candidate.size or 1)
         ]
         kinds = [(array.dtype, array.shape) for array in sampled]

@@ -55,7 +55,7 @@ def draw_like(example: Array, shape: Sequence[int], generator: np.random.Generat
         values = generator.integers(
             example.min(), example.max(), shape, dtype=example.dtype, endpoint=True
         )
-    return np.ascontiguousarray(np.asarray(values).astype(example.dtype)).reshape(shape)
+    return np.asarray(values).astype(example.dtype, order="C").reshape(shape)
 
 
 def nudge(array: Array) -> Array:
