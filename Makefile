@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix bench docs protos reference
+.PHONY: help setup demo test test-compatibility check fix bench docs protos reference
 
 help: ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
 
 setup: $(STAMP) ## virtual environment with the package and the development tools
 
@@ -21,6 +21,9 @@ demo: setup ## serve a small real model and print how to ask it
 
 test: setup ## unit, property, contract, conformance and integration tests
 	$(BIN)/python -m pytest
+
+test-compatibility: setup ## programs across old versions of jaxlib, which it installs apart
+	$(BIN)/python -m pytest -s tests/compatibility
 
 check: setup ## format, lint, types, layers, sizes, generated files
 	$(BIN)/python tools/check.py
