@@ -6,6 +6,7 @@ The work is `hloserve.export`. Main thread.
 import contextlib
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,11 +70,8 @@ def export(what: str, report: Path | None, as_json: bool, **flags: Any) -> int:
     """Make bundles from trained models, and prove them.
 
     TARGET is package.module:function or path/to/file.py:function. The function is called without
-    arguments and returns an export that waits for its options, which flags override:
-
-    \b
-      def resnet():
-          return functools.partial(export_pytorch, model, (image,), batch_sizes=[1, 8])
+    arguments and returns an export that waits for its options, such as
+    functools.partial(export_pytorch, model, (image,), batch_sizes=[1, 8]); flags override them.
 
     LIST is a YAML file that names many models, the handlers or targets that export them, and where
     the bundles and a report go; docs/export.md has its keys. What is there already is skipped. One
@@ -121,7 +119,7 @@ def _export_target(
     options = _exporter_options(given, target)
     name = options.get("name", target.name)
     progress = build_progress()
-    base = Path.cwd()
+    base, start_s = Path.cwd(), time.monotonic()
     directory = (base / target.module).parent if target.is_file else base
     with importing_from(directory, base), _user_output(as_json):
         progress.model_started(name, 1, 1)
@@ -132,8 +130,7 @@ def _export_target(
             report = run_deferred(deferred, {**options, "progress": progress}, name)
         finally:
             progress.ended()
-        seconds = sum(report.seconds.values())
-        progress.model_ended(Outcome(report.name, "success", seconds=seconds))
+        progress.model_ended(Outcome(report.name, "success", seconds=time.monotonic() - start_s))
     _print_report(report, as_json)
     if report_path is not None:
         report_path.write_text(report.to_markdown(), encoding="utf-8")
