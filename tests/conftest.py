@@ -17,7 +17,7 @@ settings.register_profile(
 settings.load_profile("hloserve")
 
 _PATIENCE_S = 5.0
-_OUR_THREADS = ("startup", "dispatch", "hook-")
+_OUR_THREADS = ("startup", "dispatch", "hook-", "load-", "watch-")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,7 +38,7 @@ def test_a_round_leads_to_what_is_there(
     assert after == there
     assert not changes.adopt.keys() & changes.load.keys()
     assert len(set(changes.adopt.values())) == len(changes.adopt)
-    assert all(applied[old].is_serving for old in changes.adopt.values())
+    assert all(applied[old].is_loaded for old in changes.adopt.values())
     for name in changes.load:
         for old, state in served.items():
             left = there.get(old, (0, 0))[0] != state[0]

@@ -19,7 +19,10 @@ from hloserve.core.errors import ConfigProblem
 NAMES = st.text("abcXYZ09._- é'\"", min_size=1, max_size=8)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "models_include": st.lists(NAMES, max_size=3),
-    "model_control_mode": st.just("static"),
+    "model_control_mode": st.sampled_from(["dynamic", "static", "explicit"]),
+    "startup_models": st.lists(NAMES, max_size=3),
+    "model_poll_seconds": st.floats(0.001, 86400),
+    "model_settle_seconds": st.floats(0, 86400),
     "strict_startup": st.booleans(),
     "drain_timeout_s": st.floats(0, 86400),
     "runtime.backend": st.sampled_from(["cpu", "cuda"]),
@@ -27,6 +30,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "runtime.mem_fraction": st.floats(0, 1, exclude_min=True),
     "runtime.preallocate": st.booleans(),
     "runtime.allow_cpu_fallback": st.booleans(),
+    "runtime.load_threads": st.integers(1, 256) | st.just("auto"),
+    "runtime.reload_without_room": st.sampled_from(["keep_old", "unload_first"]),
     "runtime.numerics": st.just("auto"),
     "scheduler.discipline": st.just("fifo"),
     "scheduler.max_queue_depth": st.integers(1, 2**31 - 1),

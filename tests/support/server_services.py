@@ -8,7 +8,7 @@ from support.engine_models import Engine
 from support.server_worker import write_scale
 
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.models.hook_threads import HookThreads
+from hloserve.models.task_threads import TaskThreads
 from hloserve.models.loader import load_model
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
@@ -24,7 +24,7 @@ class Services:
         self.backend = FakeBackend()
         self.model: Model = load_model(write_scale(directory), self.backend)
         self.engine = Engine(self.backend, self.model.device)
-        self.hook_threads = HookThreads(1, self.engine.loop.post)
+        self.hook_threads = TaskThreads(1, self.engine.loop.post)
         self.registry = Registry()
         self.registry.set_ready(self.model)
         self.catalog = Catalog(self.registry)

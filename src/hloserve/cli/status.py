@@ -75,7 +75,7 @@ def describe_server(client: Server, url: str) -> dict[str, Any]:
             {
                 "name": entry.name,
                 "version": entry.version,
-                "state": entry.state.value,
+                "state": entry.state.index_text,
                 "reason": entry.reason,
                 **_describe_tensors(client, entry.name),
             }

@@ -23,7 +23,6 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("workers",): _FLEET,
     ("models",): f"{_FLEET}; settings of single models are under scheduler.models",
     ("shared_host_weights",): _LATER,
-    ("model_poll_seconds",): f"{_LATER}: models are loaded once at start",
     ("runtime", "residency_mode"): "was removed; use model_control_mode",
     ("runtime", "weight_cache_fraction"): _LATER,
     ("runtime", "weight_cache_wiggle_fraction"): _LATER,

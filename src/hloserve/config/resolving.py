@@ -7,9 +7,15 @@ does not: choosing the device, which only its backend can (`hloserve.server`). A
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from hloserve.config.schema import HooksConfig, LoggingConfig
+from hloserve.config.schema import HooksConfig, LoggingConfig, RuntimeConfig
 
-__all__ = ["LogFormat", "Resolved", "resolve_hook_threads", "resolve_log_format"]
+__all__ = [
+    "LogFormat",
+    "Resolved",
+    "resolve_hook_threads",
+    "resolve_load_threads",
+    "resolve_log_format",
+]
 
 T = TypeVar("T")
 LogFormat = Literal["text", "json"]
@@ -47,3 +53,15 @@ def resolve_hook_threads(config: HooksConfig, *, cpus: int) -> Resolved[int]:
     if config.threads != "auto":
         return Resolved(config.threads, "configured")
     return Resolved(min(8, max(2, cpus)), f"{cpus} CPUs, at least 2 and at most 8 threads")
+
+
+def resolve_load_threads(config: RuntimeConfig, *, cpus: int) -> Resolved[int]:
+    """Choose the number of bundles that load at once.
+
+    Args:
+        config: the wish.
+        cpus: how many CPUs this process may use.
+    """
+    if config.load_threads != "auto":
+        return Resolved(config.load_threads, "configured")
+    return Resolved(min(4, cpus), f"{cpus} CPUs, at most 4 threads")

@@ -78,6 +78,14 @@ class RuntimeConfig(_Section, frozen=True, kw_only=True):
     """When `cuda` was asked for and cannot start: serve on the CPU, with a warning in the log at
     start (true), or end with an error (false)."""
 
+    load_threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
+    """Number of bundles that are loaded at once; `auto` is the number of CPUs, at most 4."""
+
+    reload_without_room: Literal["keep_old", "unload_first"] = "keep_old"
+    """When a changed bundle is reloaded and the device cannot hold the old and the new model at
+    once: go on with the old one and try again later (`keep_old`), or unload it first, so that
+    requests are answered UNAVAILABLE (503) until the new one is ready (`unload_first`)."""
+
     numerics: Annotated[Literal["auto"], _meta(Reading(later=("f32", "tf32")))] = "auto"
     """Precision of float32 products on a GPU; `auto` leaves it to XLA."""
 
@@ -180,10 +188,22 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     models_include: tuple[Text, ...] = ()
     """Names of the models to serve; empty serves all that are found."""
 
-    model_control_mode: Annotated[
-        Literal["static"], _meta(Reading(later=("dynamic", "explicit")))
-    ] = "static"
-    """How models come and go: `static` loads every bundle once at start."""
+    model_control_mode: Literal["dynamic", "static", "explicit"] = "dynamic"
+    """How models come and go. `dynamic` follows the repositories: bundles that appear are loaded,
+    those that change reloaded, renamed ones renamed, and models whose bundle is gone unloaded.
+    `static` loads every bundle once at start. `explicit` loads `startup_models` at start and then
+    what clients load and unload through the repository extension, which the other modes refuse."""
+
+    startup_models: tuple[Text, ...] = ("*",)
+    """In mode `explicit`, the names of the models to load at start; `*` is all, empty none."""
+
+    model_poll_seconds: PositiveSeconds = 15.0
+    """In mode `dynamic`, the longest time between two looks at the repositories. Where the file
+    system tells of changes, looks come at once; on network file systems this is all there is."""
+
+    model_settle_seconds: Seconds = 0.75
+    """In mode `dynamic`, how long the files of a bundle must have been left alone before it is
+    loaded, or unloaded. Raise it where bundles are copied in slowly, with pauses."""
 
     strict_startup: bool = False
     """End with an error when any bundle fails to load, instead of serving the others."""

@@ -99,11 +99,17 @@ class ServerMetadata:
 
 
 class ModelState(Enum):
-    """Where a model of the repository stands; values are those of the repository index."""
+    """Where a model of the repository stands."""
 
     LOADING = "LOADING"
     READY = "READY"
-    FAILED = "UNAVAILABLE"
+    FAILED = "FAILED"
+    UNLOADED = "UNLOADED"
+
+    @property
+    def index_text(self) -> str:
+        """What the repository index calls it: published clients know three states."""
+        return self.value if self in (ModelState.LOADING, ModelState.READY) else "UNAVAILABLE"
 
 
 @dataclass(frozen=True, slots=True)

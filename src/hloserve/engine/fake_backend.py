@@ -135,6 +135,7 @@ class FakeBackend(Backend):
         gate: holds executions.
         compiled: names of the models that `compile` was called for, in order.
         executed: shape of the first argument of each execution, in order.
+        limit_bytes: memory of the device from now on; None for no limit.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class FakeBackend(Backend):
         self.compiled: list[str] = []
         self.executed: list[tuple[int, ...]] = []
         self._functions = {**FUNCTIONS, **(functions or {})}
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._in_use_bytes = 0
         self._peak_bytes = 0
         self._memory_lock = threading.Lock()
@@ -231,12 +232,12 @@ class FakeBackend(Backend):
 
     @override
     def memory(self) -> MemoryStats | None:
-        if self._limit_bytes is None:
+        if self.limit_bytes is None:
             return None
         with self._memory_lock:
             return MemoryStats(
                 in_use_bytes=self._in_use_bytes,
-                limit_bytes=self._limit_bytes,
+                limit_bytes=self.limit_bytes,
                 peak_in_use_bytes=self._peak_bytes,
             )
 
@@ -247,8 +248,8 @@ class FakeBackend(Backend):
 
     def _reserve(self, needed_bytes: int) -> None:
         with self._memory_lock:
-            if self._limit_bytes is not None:
-                free_bytes = self._limit_bytes - self._in_use_bytes
+            if self.limit_bytes is not None:
+                free_bytes = self.limit_bytes - self._in_use_bytes
                 if needed_bytes > free_bytes:
                     raise DeviceMemoryFull(needed_bytes, free_bytes)
             self._in_use_bytes += needed_bytes

@@ -34,7 +34,7 @@ def percentile(samples: Sequence[int], fraction: float) -> int:
 
 
 class ModelStatistics:
-    """Counters of one model since it was loaded.
+    """Counters of one model since its name was first loaded.
 
     Attributes:
         dispatch_count: executions that gave results.
@@ -72,6 +72,21 @@ class ModelStatistics:
         self.failed_count = 0
         self.costs_ns: dict[tuple[int, ...], dict[int, float]] = {}
         self._waits_ns: deque[int] = deque(maxlen=WAITS_KEPT)
+
+    def continue_from(self, old: "ModelStatistics") -> None:
+        """Count on from an older generation of the model, so that counters never fall.
+
+        What its programs cost, and how long its requests waited, is not taken over. Threading: loop
+        thread, before the model serves.
+        """
+        self.dispatch_count = old.dispatch_count
+        self.requests_served = old.requests_served
+        self.rows_served = old.rows_served
+        self.padded_rows = old.padded_rows
+        self.compute_ns = old.compute_ns
+        self.batch_sizes = old.batch_sizes.copy()
+        self.shed_count = old.shed_count
+        self.failed_count = old.failed_count
 
     def record_waits(self, waits_ns: Iterable[int]) -> None:
         """Note how long requests stood in the queue, until their dispatch started.

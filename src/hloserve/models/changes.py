@@ -28,11 +28,11 @@ class Applied:
 
     Attributes:
         found: the state it was loaded from, or tried.
-        is_serving: False when that failed and nothing serves under the name.
+        is_loaded: what serves under the name was loaded from exactly this state.
     """
 
     found: Found
-    is_serving: bool
+    is_loaded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _leaving_owners(
     owners = {}
     for name in sorted(sightings):
         known = applied.get(name)
-        if known is None or not known.is_serving:
+        if known is None or not known.is_loaded:
             continue
         now = sightings[name].found
         identity = known.found.fingerprint.identity

@@ -1,7 +1,7 @@
 """Calling a hook and checking what it returns, so that a bad hook fails its own request only.
 
 What lives here: copies in, the call, and the check of what comes out. What does not: threads
-(`hloserve.models.hook_threads`) and the request path (`hloserve.server.inference`). Runs on hook
+(`hloserve.models.task_threads`) and the request path (`hloserve.server.inference`). Runs on hook
 threads; functions of their arguments alone.
 """
 

@@ -14,6 +14,9 @@ __all__ = ["NoProgress", "Progress"]
 class Progress(Protocol):
     """Listens to loads. Several bundles may load at once, each on one thread."""
 
+    def bundles_found(self, bundles: int) -> None:
+        """This many bundles are to be loaded."""
+
     def bundle_started(self, name: str) -> None:
         """A bundle is being read."""
 
@@ -35,6 +38,10 @@ class Progress(Protocol):
 
 class NoProgress(Progress):
     """Listens to nothing."""
+
+    @override
+    def bundles_found(self, bundles: int) -> None:
+        pass
 
     @override
     def bundle_started(self, name: str) -> None:

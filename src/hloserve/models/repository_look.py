@@ -68,8 +68,17 @@ def look_at(roots: Sequence[Path], include: Sequence[str] = (), before: Look | N
         for name in names:
             if is_bundle_name(name) and (not include or name in include):
                 places.setdefault(name, []).append(root / name)
-    bundles = {name: found for name in places if (found := _find(name, places[name], before))}
+    bundles = {
+        _sendable(name): found
+        for name in places
+        if (found := _find(name, places[name], before)) is not None
+    }
     return Look({**held, **bundles}, unreadable)
+
+
+def _sendable(name: str) -> str:
+    """The name as a protocol can carry it: bytes that are not UTF-8 are replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _seen_in(root: Path, before: Look | None) -> dict[str, Found]:
@@ -89,6 +98,9 @@ def _find(name: str, places: Sequence[Path], before: Look | None) -> Found | Non
     fingerprint = take_fingerprint(path)
     if fingerprint is None:
         return None
+    if _sendable(name) != name:
+        problem = "the directory's name is not UTF-8, so no client could ask for it; rename it"
+        return Found(path, fingerprint, problem)
     others = ", ".join(str(other) for other in paths if other != path)
     problem = f"another bundle has the same name: {others}; rename one of them" if others else ""
     return Found(path, fingerprint, problem)

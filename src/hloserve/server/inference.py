@@ -27,8 +27,8 @@ from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.queued_request import QueuedRequest, build_requests
 from hloserve.engine.scheduler import Scheduler
-from hloserve.models.hook_threads import HookThreads
 from hloserve.models.registry import Registry
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.in_flight import InFlight, Reply
 from hloserve.server.metrics import UNKNOWN_MODEL, RequestMetrics
 from hloserve.server.tensor_check import (
@@ -65,7 +65,7 @@ class InferenceService:
         *,
         registry: Registry,
         scheduler: Scheduler,
-        hook_threads: HookThreads,
+        hook_threads: TaskThreads,
         metrics: RequestMetrics,
         clock: Clock,
         max_in_flight: int,

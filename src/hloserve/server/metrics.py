@@ -67,6 +67,15 @@ class RequestMetrics:
         counts.latency_counts[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
         counts.latency_sum_s += elapsed_s
 
+    def rename(self, owners: Mapping[str, str]) -> None:
+        """Let models that were renamed keep their counters, all in one step.
+
+        Args:
+            owners: new name to old name.
+        """
+        taken = {new: self._models.pop(old, None) for new, old in owners.items()}
+        self._models |= {name: counts for name, counts in taken.items() if counts is not None}
+
     def families(self) -> Iterator[Metric]:
         """Yield the request counters and histograms."""
         requests = CounterMetricFamily(

@@ -1,31 +1,26 @@
-"""The start-up set: open the device, then load every bundle, on one thread of its own.
+"""What a start needs before anything can be loaded, on a thread of its own: names and the device.
 
-What lives here: which bundles, in which order, and what is reported of each. What does not: loading
-one (`models.loader`) and what happens to its outcome (`server.worker`, on the loop thread).
+What lives here: the first look at the repositories, and opening the device. What does not: loading
+(`server.repository`).
 
-Rule: one broken bundle never stops the others. Only a missing device or repository ends the start.
+Rule: only a missing device or repository ends the start. What is wrong with a bundle is its own.
 """
 
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from hloserve.bundle.layout import discover_bundles
 from hloserve.bundle.manifest import MANIFEST_FILE
 from hloserve.config.schema import RuntimeConfig, WorkerConfig
-from hloserve.core.errors import BackendFailed, HloserveError
+from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
-from hloserve.models.loader import load_model, reason_of
-from hloserve.models.model import Model
-from hloserve.models.progress import Progress
+from hloserve.models.repository_look import Look, look_at
 
-__all__ = ["BackendFactory", "Startup", "StartupEvents", "open_backend"]
+__all__ = ["BackendFactory", "Startup", "StartupEvents", "open_backend", "repository_roots"]
 
 log = logging.getLogger(__name__)
 
@@ -63,26 +58,14 @@ def open_backend(config: RuntimeConfig) -> Backend:
 
 
 class StartupEvents(Protocol):
-    """Hears how the start goes. Every call is on the loop thread, in this order of things."""
+    """Hears how the start goes. Every call is on the loop thread, in this order."""
 
-    def device_opened(self, backend: Backend) -> None:
-        """The device is there."""
+    def bundles_found(self, look: Look) -> None:
+        """The names are known."""
         ...
 
-    def model_found(self, name: str) -> None:
-        """A bundle of the start-up set; all are found before the first is loaded."""
-        ...
-
-    def model_loaded(self, model: Model) -> None:
-        """A model that may serve from now on."""
-        ...
-
-    def model_failed(self, name: str, reason: str) -> None:
-        """A bundle that cannot be served."""
-        ...
-
-    def startup_done(self, loaded: int, failed: int) -> None:
-        """The start-up set is decided."""
+    def device_opened(self, backend: Backend, look: Look) -> None:
+        """The device is there, so loading can begin."""
         ...
 
     def startup_failed(self, error: Exception) -> None:
@@ -91,12 +74,11 @@ class StartupEvents(Protocol):
 
 
 class Startup:
-    """Loads the start-up set.
+    """Looks at the repositories and opens the device.
 
     Args:
         post: `loop.call_soon_threadsafe`.
-        events: hears the outcomes on the loop thread.
-        progress: hears the details, on the start-up thread.
+        events: hears the outcome on the loop thread.
     """
 
     def __init__(
@@ -105,13 +87,11 @@ class Startup:
         *,
         post: Callable[..., object],
         open_device: BackendFactory,
-        progress: Progress,
         events: StartupEvents,
     ) -> None:
         self._config = config
         self._post_to_loop = post
         self._open_device = open_device
-        self._progress = progress
         self._events = events
         self._thread = threading.Thread(target=self._run, name="startup", daemon=True)
 
@@ -121,7 +101,7 @@ class Startup:
 
     @property
     def is_running(self) -> bool:
-        """True until everything is loaded or has failed."""
+        """True until the device is there or the start has failed."""
         return self._thread.is_alive()
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
@@ -130,93 +110,48 @@ class Startup:
 
     def _run(self) -> None:
         try:
-            self._load_all()
+            self._prepare()
         except HloserveError as error:
             self._post(self._events.startup_failed, error)
         except Exception as error:
             log.exception("startup_crashed")
             self._post(self._events.startup_failed, error)
 
-    def _load_all(self) -> None:
-        # Absolute from the start: a hook file may change the working directory.
-        roots = [Path(root).absolute() for root in self._config.model_dirs]
-        bundles = [
-            bundle
-            for bundle in discover_bundles(roots, self._config.models_include)
-            if self._has_sendable_name(bundle)
-        ]
-        if not bundles:
-            _warn_of_no_bundles(roots)
-        for bundle in bundles:
-            self._post(self._events.model_found, bundle.name)
+    def _prepare(self) -> None:
+        roots = repository_roots(self._config)
+        look = look_at(roots, self._config.models_include)
+        if look.unreadable:
+            findings = [
+                f"model repository {str(r)!r} cannot be read: {why}"
+                for r, why in look.unreadable.items()
+            ]
+            raise BundleProblem(", ".join(map(str, roots)), findings)
+        _warn_of_names(look, roots, self._config.models_include)
+        self._post(self._events.bundles_found, look)
         backend = self._open_device(self._config.runtime)
-        self._post(self._events.device_opened, backend)
-        failed = sum(not self._load(bundle, backend) for bundle in bundles)
-        self._post(self._events.startup_done, len(bundles) - failed, failed)
-
-    def _has_sendable_name(self, bundle: Path) -> bool:
-        """False for a name that no protocol can carry; it is listed with its bytes replaced."""
-        name = os.fsencode(bundle.name).decode("utf-8", "replace")
-        if name != bundle.name:
-            reason = "the directory's name is not UTF-8, so no client could ask for it; rename it"
-            self._post(self._events.model_failed, name, reason)
-            log_event(log, "model_failed", level=logging.ERROR, model=name, findings=[reason])
-        return name == bundle.name
-
-    def _load(self, bundle: Path, backend: Backend) -> bool:
-        started = time.monotonic()
-        limits = self._config.scheduler.models.get(bundle.name)
-        try:
-            model = load_model(
-                bundle,
-                backend,
-                max_batch_size=limits.max_batch_size if limits else None,
-                batch_sizes=limits.batch_sizes if limits else None,
-                progress=self._progress,
-            )
-        except Exception as error:
-            if not isinstance(error, HloserveError):
-                log.exception("load_crashed")
-                error = BackendFailed("load", bundle.name, f"{type(error).__name__}: {error}")
-            self._post(self._events.model_failed, bundle.name, reason_of(error))
-            log_event(
-                log,
-                "model_failed",
-                level=logging.ERROR,
-                model=bundle.name,
-                findings=getattr(error, "findings", [str(error)]),
-            )
-            return False
-        self._post(self._events.model_loaded, model)
-        _log_loaded(model, time.monotonic() - started)
-        return True
+        self._post(self._events.device_opened, backend, look)
 
 
-def _warn_of_no_bundles(roots: Sequence[Path]) -> None:
-    hint = "a bundle is a sub-directory with a manifest.yaml"
-    for root in roots:
-        if (root / MANIFEST_FILE).exists():
-            hint = f"{root} is a bundle itself: serve the directory that holds it, {root.parent}"
-    log_event(
-        logging.getLogger("hloserve.server"),  # also seen where the start is drawn
-        "no_bundles",
-        level=logging.WARNING,
-        repositories=[str(root) for root in roots],
-        hint=hint,
-    )
+def repository_roots(config: WorkerConfig) -> list[Path]:
+    """The repositories, absolute: a hook file may change the working directory."""
+    return [Path(root).absolute() for root in config.model_dirs]
 
 
-def _log_loaded(model: Model, seconds: float) -> None:
-    for warning in model.warnings:
-        log_event(log, "model_warning", level=logging.WARNING, model=model.name, warning=warning)
-    device = model.device
-    log_event(
-        log,
-        "model_loaded",
-        model=model.name,
-        seconds=round(seconds, 3),
-        inputs=[str(spec) for spec in model.inputs],
-        outputs=[str(spec) for spec in model.outputs],
-        sizes=sorted({size for sizes in device.executables.values() for size in sizes}),
-        weights_bytes=model.arena.capacity_bytes,
-    )
+def _warn_of_names(look: Look, roots: Sequence[Path], include: Sequence[str]) -> None:
+    server_log = logging.getLogger("hloserve.server")  # also seen where the start is drawn
+    missing = [name for name in include if name not in look.bundles]
+    if missing:
+        log_event(
+            server_log, "models_missing", level=logging.WARNING, models=missing,
+            setting="models_include",
+        )  # fmt: skip
+    if not look.bundles:
+        hint = "a bundle is a sub-directory with a manifest.yaml"
+        for root in roots:
+            if (root / MANIFEST_FILE).exists():
+                parent = root.parent
+                hint = f"{root} is a bundle itself: serve the directory that holds it, {parent}"
+        log_event(
+            server_log, "no_bundles", level=logging.WARNING,
+            repositories=[str(root) for root in roots], hint=hint,
+        )  # fmt: skip

@@ -24,7 +24,11 @@ import uvloop
 
 from hloserve import __version__
 from hloserve.config.loading import LoadedConfig
-from hloserve.config.resolving import resolve_hook_threads, resolve_log_format
+from hloserve.config.resolving import (
+    resolve_hook_threads,
+    resolve_load_threads,
+    resolve_log_format,
+)
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.clock import SystemClock
 from hloserve.core.logging import configure, log_event
@@ -33,18 +37,24 @@ from hloserve.engine.backend import Backend
 from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.scheduler import Scheduler
-from hloserve.models.hook_threads import HookThreads
 from hloserve.models.model import Model
+from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
+from hloserve.models.repository_look import Found, Look
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_service import GrpcInferenceService
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, join_address, write_ports_file
+from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import Exposition, RequestMetrics
+from hloserve.server.model_events import ModelEvents
 from hloserve.server.progress import build_progress
+from hloserve.server.repository import Repository, RepositorySettings
 from hloserve.server.rest_service import RestInferenceService
-from hloserve.server.startup import BackendFactory, Startup, open_backend
+from hloserve.server.startup import BackendFactory, Startup, open_backend, repository_roots
+from hloserve.server.watcher import Watcher
 
 __all__ = ["Worker", "serve"]
 
@@ -90,7 +100,7 @@ def serve(
     progress = is_terminal if show_progress is None else show_progress
     if progress:
         # What is drawn of the start need not be logged as well.
-        logging.getLogger("hloserve.server.startup").setLevel(logging.CRITICAL)
+        logging.getLogger("hloserve.server.model_events").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status, is_loading = runner.run(
             _run(loaded, ports_file, progress, on_ready, open_device, pages or {})
@@ -162,7 +172,7 @@ class Worker:
         self.registry = Registry()
         self.request_metrics = RequestMetrics()
         self._scheduler = Scheduler(self._clock, Fifo(), self.config.scheduler.max_queue_depth)
-        self._hook_threads = HookThreads(
+        self._hook_threads = TaskThreads(
             resolve_hook_threads(self.config.hooks, cpus=cpus).value, post
         )
         self._inference = InferenceService(
@@ -172,6 +182,27 @@ class Worker:
             metrics=self.request_metrics,
             clock=self._clock,
             max_in_flight=self.config.endpoints.max_concurrent_requests,
+        )
+        self.model_events = ModelEvents(self.request_metrics, self._startup_done)
+        mode = self.config.model_control_mode
+        self.repository = Repository(
+            self.registry,
+            self._scheduler,
+            self._clock,
+            threads=TaskThreads(
+                resolve_load_threads(self.config.runtime, cpus=cpus).value,
+                post,
+                name="load",
+                max_waiting=sys.maxsize,
+            ),
+            post=post,
+            later=self._loop.call_later,
+            events=self.model_events,
+            settings=RepositorySettings(
+                quiet_s=self.config.model_settle_seconds,
+                is_watched=mode == "dynamic",
+                makes_room=self.config.runtime.reload_without_room == "unload_first",
+            ),
         )
         self._catalog = Catalog(self.registry)
         self._listeners = Listeners(
@@ -186,6 +217,8 @@ class Worker:
         )
         self._dispatcher: Dispatcher | None = None
         self._startup: Startup | None = None
+        self._watcher: Watcher | None = None
+        self._progress: Progress
 
     @property
     def is_ready(self) -> bool:
@@ -234,12 +267,12 @@ class Worker:
         return addresses
 
     def load(self, open_device: BackendFactory, *, show_progress: bool) -> None:
-        """Begin to load the start-up set on a thread of its own."""
+        """Begin with names and device on a thread of their own; loading follows."""
+        self._progress = build_progress(self._loop.call_soon_threadsafe, is_shown=show_progress)
         self._startup = Startup(
             self.config,
             post=self._loop.call_soon_threadsafe,
             open_device=open_device,
-            progress=build_progress(is_shown=show_progress),
             events=self,
         )
         self.registry.is_discovering = True
@@ -247,8 +280,17 @@ class Worker:
 
     # What the start-up thread reports, on the loop thread.
 
-    def device_opened(self, backend: Backend) -> None:
-        """The device is there, after all names: start the thread that will own it."""
+    def bundles_found(self, look: Look) -> None:
+        """The names are known: whoever asks for one of them is told that it is loading."""
+        at_start = self._startup_set(look)
+        for name in look.bundles:
+            if name in at_start:
+                self.registry.set_loading(name)
+            else:
+                self.registry.set_unloaded(name, "not loaded")
+
+    def device_opened(self, backend: Backend, look: Look) -> None:
+        """The device is there: start the thread that will own it, and load."""
         self.registry.is_discovering = False
         log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
         # On the CPU a cheap program runs where it was asked for. An accelerator may be slow, or
@@ -258,22 +300,28 @@ class Worker:
             backend, self._scheduler, self._clock, self._listeners.post, soon=soon
         )
         self._dispatcher.start()
+        bundles = self._startup_set(look)
+        self._progress.bundles_found(len(bundles))
+        self.repository.begin(BundleLoader(backend, self.config, self._progress), bundles)
+        if self.config.model_control_mode == "dynamic":
+            self._watcher = Watcher(
+                repository_roots(self.config),
+                self.config.models_include,
+                period_s=self.config.model_poll_seconds,
+                post=self._loop.call_soon_threadsafe,
+                on_look=self.repository.observed,
+            )
+            self._watcher.start(look)
 
-    def model_found(self, name: str) -> None:
-        """A bundle of the start-up set."""
-        self.registry.set_loading(name)
+    def _startup_set(self, look: Look) -> Mapping[str, Found]:
+        names = self.config.startup_models
+        if self.config.model_control_mode != "explicit" or "*" in names:
+            return look.bundles
+        return {name: found for name, found in look.bundles.items() if name in names}
 
-    def model_loaded(self, model: Model) -> None:
-        """A model that may serve from now on."""
-        self._scheduler.add(model.device)
-        self.registry.set_ready(model)
-
-    def model_failed(self, name: str, reason: str) -> None:
-        """A bundle that cannot be served; the others can."""
-        self.registry.set_failed(name, reason)
-
-    def startup_done(self, loaded: int, failed: int) -> None:
+    def _startup_done(self, loaded: int, failed: int) -> None:
         """The start-up set is decided."""
+        logging.getLogger("hloserve.server.model_events").setLevel(logging.NOTSET)
         spare_the_collector()
         log_event(log, "startup_done", models_loaded=loaded, models_failed=failed)
         if failed and self.config.strict_startup:
@@ -293,6 +341,9 @@ class Worker:
     async def drain(self) -> int:
         """Finish what is in flight and close everything; returns the exit status."""
         self._catalog.is_draining = True
+        self.repository.close()
+        if self._watcher is not None:
+            self._watcher.stop()
         await self._listeners.drain(self.config.drain_timeout_s)
         self._scheduler.stop()
         if self._dispatcher is not None:
@@ -304,8 +355,9 @@ class Worker:
 
     @property
     def is_loading(self) -> bool:
-        """True while the start-up thread runs, which nothing can interrupt."""
-        return self._startup is not None and self._startup.is_running
+        """True while a thread opens the device or loads, which nothing can interrupt."""
+        is_starting = self._startup is not None and self._startup.is_running
+        return is_starting or self.repository.is_loading
 
     # What `/metrics` reads.
 

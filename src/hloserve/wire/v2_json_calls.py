@@ -79,7 +79,7 @@ def encode_index(entries: Iterable[ModelIndexEntry]) -> bytes:
             {
                 "name": entry.name,
                 "version": entry.version,
-                "state": entry.state.value,
+                "state": entry.state.index_text,
                 "reason": entry.reason,
             }
             for entry in entries

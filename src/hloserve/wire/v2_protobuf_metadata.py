@@ -51,7 +51,7 @@ EMPTY = b""
 
 M = TypeVar("M", bound=Message)
 
-_STATES = {state.value: state for state in ModelState}
+_STATES = {"LOADING": ModelState.LOADING, "READY": ModelState.READY}
 
 
 class ModelName(NamedTuple):
@@ -188,7 +188,10 @@ def encode_repository_index(models: Iterable[ModelIndexEntry]) -> bytes:
     response = inference_pb2.RepositoryIndexResponse()
     for model in models:
         response.models.add(
-            name=model.name, version=model.version, state=model.state.value, reason=model.reason
+            name=model.name,
+            version=model.version,
+            state=model.state.index_text,
+            reason=model.reason,
         )
     return response.SerializeToString()
 

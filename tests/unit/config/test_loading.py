@@ -173,7 +173,7 @@ def test_mistake_in_a_file_is_told_with_its_path(
         ({"HLOSERVE_SCHEDULER_MODELS": "{"}, "as JSON"),
         ({"HLOSERVE_SCHEDULER_MODELS": "[" * 10**6}, "as JSON"),
         ({"HLOSERVE_SCHEDULER_MODELS": '{"r": {"weight": 1}}'}, "$.scheduler.models.r"),
-        ({"HLOSERVE_MODEL_CONTROL_MODE": "dynamic"}, "not available in this version"),
+        ({"HLOSERVE_RUNTIME_NUMERICS": "tf32"}, "not available in this version"),
     ],
 )
 def test_mistake_in_the_environment_names_its_variable(

@@ -151,8 +151,6 @@ def test_whole_number_is_good_for_a_fraction() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("model_control_mode", "dynamic"),
-        ("model_control_mode", "explicit"),
         ("scheduler.discipline", "fair"),
         ("scheduler.discipline", "edf"),
         ("runtime.numerics", "tf32"),

@@ -100,8 +100,8 @@ def test_one_directory_is_adopted_by_one_name_only() -> None:
 
 
 def test_bundle_that_failed_to_load_is_no_source_of_a_rename() -> None:
-    """There is nothing to take over: the new name is tried afresh."""
-    applied = {"a": Applied(_found("a", 1), is_serving=False)}
+    """Nothing of it serves, or only what was there before: the new name is tried afresh."""
+    applied = {"a": Applied(_found("a", 1), is_loaded=False)}
 
     assert Changes({}, {"b": _found("b", 1)}, ("a",)) == _decide(applied, b=1)
 

@@ -32,9 +32,9 @@ from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.scheduler import Scheduler
-from hloserve.models.hook_threads import HookThreads
 from hloserve.models.loader import load_model
 from hloserve.models.registry import Registry
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.in_flight import InFlight
 from hloserve.server.inference import InferenceService
 from hloserve.server.metrics import RequestMetrics
@@ -50,7 +50,7 @@ class Served:
         self.registry = Registry()
         self.metrics = RequestMetrics()
         self.scheduler = Scheduler(clock, Fifo(), max_queue_depth)
-        self.hook_threads = HookThreads(2, post)
+        self.hook_threads = TaskThreads(2, post)
         self.service = InferenceService(
             registry=self.registry,
             scheduler=self.scheduler,

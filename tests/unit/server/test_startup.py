@@ -1,4 +1,4 @@
-"""Loading the start-up set: what is reported, and in which order."""
+"""What is known before anything is loaded: the names and the device."""
 
 import logging
 from collections.abc import Callable
@@ -11,11 +11,10 @@ from support.server_worker import write_scale
 
 from hloserve.config import load
 from hloserve.config.schema import RuntimeConfig
-from hloserve.core.errors import BackendFailed
+from hloserve.core.errors import BackendFailed, BundleProblem
 from hloserve.engine.backend import Backend
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.models.model import Model
-from hloserve.models.progress import NoProgress
+from hloserve.models.repository_look import Look
 from hloserve.server.startup import Startup
 
 
@@ -29,30 +28,15 @@ class _Heard:
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
-        self.models: list[Model] = []
         self.has_ended = False
 
-    def device_opened(self, backend: Backend) -> None:
+    def bundles_found(self, look: Look) -> None:
+        """The names."""
+        self.events.append(("found", *sorted(look.bundles)))
+
+    def device_opened(self, backend: Backend, look: Look) -> None:
         """The device is there."""
-        self.events.append(("device", backend.platform))
-
-    def model_found(self, name: str) -> None:
-        """A bundle."""
-        self.events.append(("found", name))
-
-    def model_loaded(self, model: Model) -> None:
-        """A model."""
-        self.models.append(model)
-        self.events.append(("loaded", model.name, model.device.max_batch_size))
-
-    def model_failed(self, name: str, reason: str) -> None:
-        """A bundle that cannot be served."""
-        self.events.append(("failed", name))
-        assert reason
-
-    def startup_done(self, loaded: int, failed: int) -> None:
-        """The end."""
-        self.events.append(("done", loaded, failed))
+        self.events.append(("device", backend.platform, *sorted(look.bundles)))
         self.has_ended = True
 
     def startup_failed(self, error: Exception) -> None:
@@ -64,50 +48,32 @@ class _Heard:
 def _start(
     repository: Path,
     open_device: Callable[[RuntimeConfig], Backend] | None = None,
+    *,
+    is_gone: bool = False,
     **settings: Any,
-) -> _Heard:
-    backend = FakeBackend()
+) -> list[tuple[object, ...]]:
     heard, loop = _Heard(), FakeLoop()
-    flags = {"model_dirs": [str(repository)], **settings}
+    config = load(None, {}, {"model_dirs": [str(repository)], **settings}).config
+    if is_gone:
+        repository.rmdir()
     startup = Startup(
-        load(None, {}, flags).config,
+        config,
         post=loop.post,
-        open_device=open_device or (lambda _: backend),
-        progress=NoProgress(),
+        open_device=open_device or (lambda _: FakeBackend()),
         events=heard,
     )
     startup.start()
     while not heard.has_ended:
         loop.run_one()
-    for model in heard.models:
-        model.free(backend)
-    return heard
+    return heard.events
 
 
-def test_all_are_found_before_the_device_is_opened_and_the_first_is_loaded(
-    tmp_path: Path,
-) -> None:
+def test_all_names_are_known_before_the_device_is_opened(tmp_path: Path) -> None:
     """So nobody sees the server ready, or a name unknown, too early."""
     for name in ("b", "a"):
         write_scale(tmp_path, name)
 
-    assert _start(tmp_path).events == [
-        ("found", "a"),
-        ("found", "b"),
-        ("device", "fake"),
-        ("loaded", "a", None),
-        ("loaded", "b", None),
-        ("done", 2, 0),
-    ]
-
-
-def test_broken_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
-    """It is reported with a reason."""
-    for name in ("a", "b"):
-        write_scale(tmp_path, name)
-    next((tmp_path / "a").glob("*.safetensors")).unlink()
-
-    assert _start(tmp_path).events[3:] == [("failed", "a"), ("loaded", "b", None), ("done", 1, 1)]
+    assert [("found", "a", "b"), ("device", "fake", "a", "b")] == _start(tmp_path)
 
 
 def test_only_the_wanted_bundles_are_found(tmp_path: Path) -> None:
@@ -115,9 +81,14 @@ def test_only_the_wanted_bundles_are_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_scale(tmp_path, name)
 
-    events = _start(tmp_path, models_include=["b"]).events
+    assert ("found", "b") == _start(tmp_path, models_include=["b"])[0]
 
-    assert [event for event in events if event[0] == "found"] == [("found", "b")]
+
+def test_repository_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    """It is told at once; one that vanishes later is waited for."""
+    (tmp_path / "repository").mkdir()
+
+    assert [(BundleProblem,)] == _start(tmp_path / "repository", is_gone=True)
 
 
 @pytest.mark.parametrize("error", [BackendFailed("open", "", "no device"), ZeroDivisionError()])
@@ -128,4 +99,4 @@ def test_missing_device_ends_the_start(tmp_path: Path, error: Exception) -> None
     def refuse(_: RuntimeConfig) -> Backend:
         raise error
 
-    assert _start(tmp_path, refuse).events == [("found", "scale"), (type(error),)]
+    assert [("found", "scale"), (type(error),)] == _start(tmp_path, refuse)

@@ -1,8 +1,8 @@
-"""Threads that run hooks, so that neither the loop nor the device waits for authors' code.
+"""Threads that run what the loop and the device must not wait for: hooks, and loads of bundles.
 
 What lives here: a fixed number of threads behind one queue. What does not: what is run
-(`hloserve.models.hook_results`). `run` and `close` are called on the loop thread; each finished
-hook is one post to it.
+(`hloserve.models.hook_results`, `hloserve.models.loader`). `run` and `close` are called on the
+loop thread; each finished task is one post to it.
 """
 
 import threading
@@ -14,33 +14,37 @@ from hloserve.core.errors import Overloaded
 from hloserve.core.tickets import Ticket
 from hloserve.engine.dispatcher import Post
 
-__all__ = ["HookThreads"]
+__all__ = ["TaskThreads"]
 
 T = TypeVar("T")
 
 _Job: TypeAlias = tuple[Ticket[Any], Callable[..., Any], tuple[Any, ...]]
 
 
-class HookThreads:
+class TaskThreads:
     """Runs functions on a fixed number of daemon threads, oldest first.
 
-    The threads start with the first call, so a server without hooks has none.
+    The threads start with the first call, so a server without hooks has none for them.
 
     Args:
-        workers: most hooks that run at once.
+        workers: most tasks that run at once.
         post: hands a result over to the loop thread.
-        max_waiting: most hooks that wait for a thread; more are refused.
+        name: what one task is called, in messages and names of threads.
+        max_waiting: most tasks that wait for a thread; more are refused.
     """
 
-    def __init__(self, workers: int, post: Post, *, max_waiting: int = 4096) -> None:
+    def __init__(
+        self, workers: int, post: Post, *, name: str = "hook", max_waiting: int = 4096
+    ) -> None:
         self._workers = workers
+        self._name = name
         self._post = post
         self._max_waiting = max_waiting
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def run(self, function: Callable[..., T], *arguments: Any) -> Ticket[T]:
-        """Run a function on a hook thread.
+        """Run a function on one of the threads.
 
         Returns:
             Resolved, or failed with what the function raised, on the loop thread. A ticket that is
@@ -54,7 +58,8 @@ class HookThreads:
         waiting = self._jobs.qsize()
         if waiting >= self._max_waiting:
             raise Overloaded(
-                f"{waiting} hooks wait for {self._workers} hook threads; try again later"
+                f"{waiting} {self._name}s wait for {self._workers} {self._name} threads; try again"
+                " later"
             )
         if not self._threads:
             self._start()
@@ -63,7 +68,7 @@ class HookThreads:
         return ticket
 
     def close(self) -> None:
-        """Let the threads end after the hooks that run or wait. Does not wait for them."""
+        """Let the threads end after the tasks that run or wait. Does not wait for them."""
         for _ in self._threads:
             self._jobs.put(None)
 
@@ -74,8 +79,9 @@ class HookThreads:
 
     def _start(self) -> None:
         for number in range(self._workers):
-            # Daemons: a hook that never returns must not keep the process from ending.
-            thread = threading.Thread(target=self._work, name=f"hook-{number}", daemon=True)
+            # Daemons: a task that never returns must not keep the process from ending.
+            name = f"{self._name}-{number}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 

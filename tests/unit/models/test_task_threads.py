@@ -9,7 +9,7 @@ import pytest
 
 from hloserve.core.errors import Overloaded
 from hloserve.core.tickets import Call, Ticket
-from hloserve.models.hook_threads import HookThreads
+from hloserve.models.task_threads import TaskThreads
 
 PATIENCE_S = 10.0
 
@@ -35,9 +35,9 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def threads(loop: Loop) -> Iterator[HookThreads]:
+def threads(loop: Loop) -> Iterator[TaskThreads]:
     """Two hook threads with room for two more jobs."""
-    pool = HookThreads(2, loop.post, max_waiting=2)
+    pool = TaskThreads(2, loop.post, max_waiting=2)
     yield pool
     pool.close()
     pool.join(PATIENCE_S)
@@ -54,7 +54,7 @@ def _outcome(ticket: Ticket[Any]) -> Any:
     return got[0]
 
 
-def test_result_is_delivered_by_one_post(loop: Loop, threads: HookThreads) -> None:
+def test_result_is_delivered_by_one_post(loop: Loop, threads: TaskThreads) -> None:
     """The ticket settles on the loop thread only."""
     here = threading.get_ident()
     ticket = threads.run(lambda a, b: (a + b, threading.get_ident()), 2, 3)
@@ -66,7 +66,7 @@ def test_result_is_delivered_by_one_post(loop: Loop, threads: HookThreads) -> No
     assert loop.posts.empty()
 
 
-def test_exception_is_delivered(loop: Loop, threads: HookThreads) -> None:
+def test_exception_is_delivered(loop: Loop, threads: TaskThreads) -> None:
     """Even one that would end the thread; the next hook runs all the same."""
 
     def fail(error: BaseException) -> int:
@@ -82,7 +82,7 @@ def test_exception_is_delivered(loop: Loop, threads: HookThreads) -> None:
     assert _outcome(ticket) == 7
 
 
-def test_hooks_overlap(loop: Loop, threads: HookThreads) -> None:
+def test_hooks_overlap(loop: Loop, threads: TaskThreads) -> None:
     """Two hooks are inside at the same time."""
     meet = threading.Barrier(2, timeout=PATIENCE_S)
     tickets = [threads.run(meet.wait) for _ in range(2)]
@@ -91,7 +91,7 @@ def test_hooks_overlap(loop: Loop, threads: HookThreads) -> None:
     assert sorted(_outcome(ticket) for ticket in tickets) == [0, 1]
 
 
-def test_too_many_waiting_hooks_are_refused(loop: Loop, threads: HookThreads) -> None:
+def test_too_many_waiting_hooks_are_refused(loop: Loop, threads: TaskThreads) -> None:
     """The queue is bounded; a refusal is retryable."""
     go, inside = threading.Event(), threading.Semaphore(0)
 
@@ -111,7 +111,7 @@ def test_too_many_waiting_hooks_are_refused(loop: Loop, threads: HookThreads) ->
         loop.run_one()
 
 
-def test_cancelled_hook_is_skipped(loop: Loop, threads: HookThreads) -> None:
+def test_cancelled_hook_is_skipped(loop: Loop, threads: TaskThreads) -> None:
     """A caller that goes away before the hook's turn costs nothing more."""
     go, inside = threading.Event(), threading.Semaphore(0)
     ran: list[str] = []
@@ -132,13 +132,13 @@ def test_cancelled_hook_is_skipped(loop: Loop, threads: HookThreads) -> None:
     assert ran == ["last"]
 
 
-def test_closed_loop_ends_nothing(threads: HookThreads) -> None:
+def test_closed_loop_ends_nothing(threads: TaskThreads) -> None:
     """A result that comes after the loop has closed is dropped without a trace."""
 
     def closed(*_: object) -> None:
         raise RuntimeError("Event loop is closed")
 
-    pool = HookThreads(1, closed)
+    pool = TaskThreads(1, closed)
     pool.run(int, "1")
     pool.close()
     pool.join(PATIENCE_S)
@@ -147,6 +147,6 @@ def test_closed_loop_ends_nothing(threads: HookThreads) -> None:
 def test_server_without_hooks_has_no_hook_threads(loop: Loop) -> None:
     """They start with the first hook."""
     before = threading.active_count()
-    pool = HookThreads(8, loop.post)
+    pool = TaskThreads(8, loop.post)
     assert threading.active_count() == before
     pool.close()

@@ -1,0 +1,89 @@
+"""Loading one bundle as a worker is configured, on a load thread.
+
+What lives here: a load between two looks at the bundle's files, so that nothing half-written is
+served. What does not: reading and compiling (`hloserve.models.loader`), what a load leads to
+(`hloserve.server.repository`).
+"""
+
+import time
+from dataclasses import dataclass
+
+from hloserve.bundle.fingerprint import take_fingerprint
+from hloserve.config.schema import WorkerConfig
+from hloserve.core.errors import BundleProblem, HloserveError
+from hloserve.engine.backend import Backend
+from hloserve.models.loader import load_model
+from hloserve.models.model import Model
+from hloserve.models.progress import Progress
+from hloserve.models.repository_look import Found
+
+__all__ = ["BundleChanged", "BundleLoader", "Loaded"]
+
+
+class BundleChanged(HloserveError):
+    """The files of a bundle changed while they were read; a later look finds what they became."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load that went well.
+
+    Attributes:
+        found: the state of the files that were read.
+        model: warm, not yet scheduled.
+        seconds: what the load took.
+    """
+
+    found: Found
+    model: Model
+    seconds: float
+
+
+class BundleLoader:
+    """Loads bundles for one device.
+
+    Args:
+        backend: the device.
+        config: whose settings for single models apply.
+        progress: hears the details.
+
+    Threading: load threads call it, several at once.
+    """
+
+    def __init__(self, backend: Backend, config: WorkerConfig, progress: Progress) -> None:
+        self.backend = backend
+        self._config = config
+        self._progress = progress
+
+    def __call__(self, found: Found) -> Loaded:
+        """Load the bundle that was found.
+
+        Raises:
+            BundleProblem: it is wrong, or may not have its name.
+            BundleChanged: its files did not stay as they were.
+            DeviceMemoryFull, BackendFailed: the device cannot hold or run it.
+        """
+        bundle = found.path
+        if found.problem:
+            raise BundleProblem(bundle, found.problem)
+        started = time.monotonic()
+        before = take_fingerprint(bundle)
+        if before is None:
+            raise BundleProblem(bundle, "the directory is gone")
+        settings = self._config.scheduler.models.get(bundle.name)
+        try:
+            model = load_model(
+                bundle,
+                self.backend,
+                max_batch_size=settings.max_batch_size if settings else None,
+                batch_sizes=settings.batch_sizes if settings else None,
+                progress=self._progress,
+            )
+        except HloserveError as error:
+            if take_fingerprint(bundle) != before:
+                raise BundleChanged(f"its files changed while they were read ({error})") from error
+            raise
+        if take_fingerprint(bundle) != before:
+            model.free(self.backend)
+            raise BundleChanged("its files changed while they were read")
+        return Loaded(Found(bundle, before), model, time.monotonic() - started)

@@ -1,0 +1,373 @@
+"""What is served of the model repositories: loads, reloads, renames and removals, done.
+
+What lives here: carrying out what `hloserve.models.changes` decides and what clients of the
+repository extension ask for. What does not: looking (`hloserve.server.watcher`), loading
+(`hloserve.server.loading`, on load threads) and telling people (`RepositoryEvents`). Loop thread
+only.
+
+Rules.
+1. A model serves until its successor is ready, and goes on if the successor fails.
+2. Nothing of a model is freed while a request holds it or a batch of it runs.
+3. One load at a time per name. What changes meanwhile is found by a later look.
+4. A failed bundle is tried again when its files change; one for which there was no memory, also
+   after a while.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from hloserve.core.clock import Clock
+from hloserve.core.errors import (
+    BackendFailed,
+    DeviceMemoryFull,
+    HloserveError,
+    ModelNotFound,
+    NotPossibleNow,
+    ShuttingDown,
+)
+from hloserve.core.tickets import Call, Ticket
+from hloserve.engine.dispatcher import Post
+from hloserve.engine.scheduler import Scheduler
+from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled
+from hloserve.models.model import Model
+from hloserve.models.registry import Registry
+from hloserve.models.repository_look import Found, Look
+from hloserve.models.task_threads import TaskThreads
+from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
+
+__all__ = ["Later", "Repository", "RepositoryEvents", "RepositorySettings"]
+
+RETRY_S = (5.0, 15.0, 60.0, 300.0)
+"""Pauses between tries of a bundle for which there was no memory; the last one repeats."""
+
+
+class Later(Protocol):
+    """Runs a callable on the loop thread after a while: `loop.call_later`."""
+
+    def __call__(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object:
+        """Call `callback(*args)` in `delay` seconds."""
+        ...
+
+
+class RepositoryEvents(Protocol):
+    """Hears what became of bundles, on the loop thread; the log, metrics and progress do."""
+
+    def model_loaded(self, model: Model, seconds: float, *, is_reload: bool) -> None:
+        """A model serves from now on; its load took so long."""
+        ...
+
+    def model_failed(self, name: str, error: Exception, *, is_serving: bool) -> None:
+        """A bundle could not be loaded; the model before it may go on."""
+        ...
+
+    def models_renamed(self, owners: Mapping[str, str]) -> None:
+        """Models serve under other names, all since the same instant: new name to old name."""
+        ...
+
+    def model_removed(self, name: str, reason: str) -> None:
+        """Nothing serves under a name any more."""
+        ...
+
+    def startup_done(self, loaded: int, failed: int) -> None:
+        """The start-up set is decided."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RepositorySettings:
+    """How a repository behaves.
+
+    Attributes:
+        quiet_s: how long a change must have been left alone before it counts.
+        is_watched: looks go on after the start, so that every change is found by one.
+        makes_room: a reload for which there is no memory beside the old model takes the old one's,
+            at the price that the name does not serve meanwhile.
+    """
+
+    quiet_s: float
+    is_watched: bool
+    makes_room: bool
+
+
+@dataclass(slots=True)
+class _Load:
+    found: Found
+    waiters: list[Ticket[None]] = field(default_factory=list)
+    has_made_room: bool = False
+
+
+class Repository:
+    """Keeps the registry equal to the repositories.
+
+    Args:
+        registry: what serves; nobody else changes it.
+        scheduler: gets and loses the models' queues.
+        threads: run the loads.
+        post, later: bring calls to the loop thread, soon and after a while.
+        events: hears what happened.
+    """
+
+    def __init__(  # noqa: PLR0913  # it is wired once, by name
+        self,
+        registry: Registry,
+        scheduler: Scheduler,
+        clock: Clock,
+        *,
+        threads: TaskThreads,
+        post: Post,
+        later: Later,
+        events: RepositoryEvents,
+        settings: RepositorySettings,
+    ) -> None:
+        self._registry = registry
+        self._scheduler = scheduler
+        self._clock = clock
+        self._threads = threads
+        self._post = post
+        self._later = later
+        self._events = events
+        self._settings = settings
+        self._quiet_ns = round(settings.quiet_s * 1e9)
+        self._loader: BundleLoader | None = None
+        self._applied: dict[str, Applied] = {}
+        self._sightings: dict[str, Sighting] = {}
+        self._loads: dict[str, _Load] = {}
+        self._tries: dict[str, int] = {}
+        self._undecided: set[str] | None = None
+        self._is_closed = False
+        self.retiring = 0
+        """Models that have no name any more and still answer requests."""
+
+    def begin(self, loader: BundleLoader, bundles: Mapping[str, Found]) -> None:
+        """Load the start-up set."""
+        self._loader = loader
+        self._undecided = set(bundles)
+        for name in sorted(bundles):
+            self._registry.set_loading(name)
+        for name in sorted(bundles):
+            self._start(name, bundles[name])
+        self._decide_startup(None)
+
+    def close(self) -> None:
+        """Begin nothing more; loads that run end in nothing."""
+        self._is_closed = True
+        self._threads.close()
+
+    @property
+    def is_loading(self) -> bool:
+        """True while a load thread works, which nothing can interrupt."""
+        return bool(self._loads)
+
+    def observed(self, look: Look) -> float | None:
+        """Take note of a look, and do what has settled.
+
+        Returns:
+            Seconds after which to look again, because something has not settled; None when nothing
+            waits for that.
+        """
+        if self._is_closed or self._loader is None:
+            return None
+        now_ns = self._clock.now_ns()
+        self._sightings = observe(self._sightings, look.bundles, self._applied, now_ns)
+        ready = settled(self._sightings, now_ns, self._quiet_ns) - self._loads.keys()
+        self._apply(decide(self._applied, self._sightings, ready))
+        waiting = self._sightings.keys() - self._loads.keys()
+        ages_ns = [now_ns - self._sightings[name].since_ns for name in waiting]
+        return max(0, self._quiet_ns - max(ages_ns)) * 1e-9 if ages_ns else None
+
+    def load(self, name: str, found: Found | None) -> Ticket[None]:
+        """Load, or load again, because somebody asked for it.
+
+        Args:
+            name: the model's.
+            found: its bundle, as it is now; None when there is none.
+
+        Returns:
+            Resolved when the model serves; failed with `NotPossibleNow` and the reason when it
+            cannot be loaded.
+
+        Raises:
+            ModelNotFound: there is no such bundle.
+            ShuttingDown: the server drains.
+        """
+        if self._is_closed or self._loader is None:
+            raise ShuttingDown
+        if found is None:
+            raise ModelNotFound(name)
+        ticket: Ticket[None] = Ticket()
+        applied = self._applied.get(name)
+        if name not in self._loads and applied == Applied(found, True):
+            ticket.resolve(None)
+            return ticket
+        self._start(name, found)
+        self._loads[name].waiters.append(ticket)
+        return ticket
+
+    def unload(self, name: str) -> None:
+        """Stop serving a name, because somebody asked for it; what it is asked already is answered.
+
+        Raises:
+            ModelNotFound: nothing of that name is known.
+            NotPossibleNow: it is being loaded.
+        """
+        if name in self._loads:
+            raise NotPossibleNow(f"model {name!r} is being loaded; unload it when that has ended")
+        if not self._registry.knows(name):
+            raise ModelNotFound(name)
+        self._applied.pop(name, None)
+        was_serving = self._registry.is_serving(name)
+        self._retire(self._registry.set_unloaded(name, "unloaded"))
+        if was_serving:
+            self._events.model_removed(name, "unloaded")
+
+    def _apply(self, changes: Changes) -> None:
+        if changes.adopt:
+            self._adopt(changes.adopt)
+        for name in changes.remove:
+            self._applied.pop(name, None)
+            self._tries.pop(name, None)
+            was_adopted = name in changes.adopt.values()
+            self._retire(self._registry.remove(name))
+            if not was_adopted:
+                self._events.model_removed(name, "its directory is gone")
+        for name, found in changes.load.items():
+            self._start(name, found)
+        for name in (*changes.adopt, *changes.remove, *changes.load):
+            self._sightings.pop(name, None)
+
+    def _adopt(self, owners: Mapping[str, str]) -> None:
+        found = {new: self._sightings[new].found for new in owners}
+        places = {new: bundle.path for new, bundle in found.items() if bundle is not None}
+        for model in self._registry.adopt(owners, places):
+            self._retire(model)
+        for new, bundle in found.items():
+            assert bundle is not None, "a rename has a target"
+            self._applied[new] = Applied(bundle, True)
+        self._events.models_renamed(owners)
+
+    def _start(self, name: str, found: Found) -> None:
+        """Load a bundle beside what serves; a load of the name that runs already will do."""
+        if name in self._loads or self._loader is None:
+            return
+        self._loads[name] = _Load(found)
+        self._registry.set_loading(name)
+        self._run(self._load(name, self._loads[name]))
+
+    def _run(self, coroutine: Coroutine[Ticket[Any], None, None]) -> None:
+        Call(coroutine, _raise).step()
+
+    async def _load(self, name: str, load: _Load) -> None:
+        assert self._loader is not None, "loads begin after the device is there"
+        error: Exception | None = None
+        try:
+            loaded = await self._threads.run(self._loader, load.found)
+        except Exception as raised:  # noqa: BLE001  # the edge of a load: told
+            error = raised
+        else:
+            self._serve(name, loaded)
+        if error is not None and self._is_memory_made(name, load, error):
+            return
+        del self._loads[name]
+        if error is None:
+            self._tries.pop(name, None)
+        else:
+            self._note_failure(name, load.found, error)
+        for ticket in load.waiters:
+            _settle(ticket, name, error)
+        self._decide_startup(name)
+
+    def _serve(self, name: str, loaded: Loaded) -> None:
+        model = loaded.model
+        if self._is_closed:
+            return
+        is_reload = self._registry.is_serving(name)
+        if is_reload:
+            model.device.statistics.continue_from(self._registry.get(name).device.statistics)
+        self._scheduler.add(model.device)
+        self._retire(self._registry.set_ready(model))
+        self._applied[name] = Applied(loaded.found, True)
+        self._events.model_loaded(model, loaded.seconds, is_reload=is_reload)
+
+    def _note_failure(self, name: str, found: Found, error: Exception) -> None:
+        if isinstance(error, BundleChanged):
+            # Whatever it has become is a difference to this, also nothing.
+            changed = replace(found, problem=str(error))
+            self._applied[name] = Applied(changed, False)
+            self._registry.set_loading(name, str(error))
+            if not self._settings.is_watched:
+                self._later(self._settings.quiet_s, self._retry, name, changed)
+            return
+        self._applied[name] = Applied(found, False)
+        if not isinstance(error, HloserveError):
+            error = BackendFailed("load", name, f"{type(error).__name__}: {error}")
+        self._registry.set_failed(name, _reason_of(error))
+        self._events.model_failed(name, error, is_serving=self._registry.is_serving(name))
+        if error.retryable:
+            tries = self._tries.get(name, 0)
+            self._tries[name] = tries + 1
+            self._later(RETRY_S[min(tries, len(RETRY_S) - 1)], self._retry, name, found)
+
+    def _retry(self, name: str, found: Found) -> None:
+        if not self._is_closed and self._applied.get(name) == Applied(found, False):
+            self._start(name, replace(found, problem=""))
+
+    def _is_memory_made(self, name: str, load: _Load, error: Exception) -> bool:
+        """Free the old model, if that may help, and load again when it is gone."""
+        if (
+            not self._settings.makes_room
+            or load.has_made_room
+            or not isinstance(error, DeviceMemoryFull)
+        ):
+            return False
+        old = self._registry.withdraw(name, "reloading; the device has no room for two of it")
+        if old is None:
+            return False
+        load.has_made_room = True
+        self._events.model_removed(name, "the device has no room for the old beside the new one")
+        self._retire(old, lambda: self._run(self._load(name, load)))
+        return True
+
+    def _retire(self, model: Model | None, then: Callable[[], object] | None = None) -> None:
+        """Free a model that lost its last name, when nothing uses it any more."""
+        if model is None:
+            return
+        self.retiring += 1
+        freed = partial(self._post, self._free, model, then)
+        model.uses.retire(lambda: self._scheduler.remove(model.device, freed))
+
+    def _free(self, model: Model, then: Callable[[], object] | None) -> None:
+        assert self._loader is not None, "a model was loaded"
+        self.retiring -= 1
+        model.free(self._loader.backend)
+        if then is not None and not self._is_closed:
+            then()
+
+    def _decide_startup(self, name: str | None) -> None:
+        if self._undecided is None:
+            return
+        started = self._applied.keys()
+        self._undecided.discard(name or "")
+        if self._undecided:
+            return
+        self._undecided = None
+        loaded = sum(self._registry.is_serving(each) for each in started)
+        self._events.startup_done(loaded, len(started) - loaded)
+
+
+def _reason_of(error: HloserveError) -> str:
+    findings = getattr(error, "findings", None)
+    return "; ".join(findings) if findings else str(error)
+
+
+def _settle(ticket: Ticket[None], name: str, error: Exception | None) -> None:
+    if error is None:
+        ticket.resolve(None)
+    else:
+        ticket.fail(NotPossibleNow(f"model {name!r} cannot be loaded: {error}"))
+
+
+def _raise(_: None, error: Exception | None) -> None:
+    if error is not None:
+        raise error  # our own fault: the loop logs it
