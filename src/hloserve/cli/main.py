@@ -49,7 +49,8 @@ def cli() -> None:
     Examples:
       hloserve demo                        serve a small model that comes with the package
       hloserve serve models/               serve every bundle of a model repository
-      hloserve show models/resnet          what a bundle holds, and what is wrong with it
+      hloserve show models/resnet          what a bundle holds
+      hloserve check models/resnet         everything that is wrong with it
       hloserve infer resnet image=cat.npy  ask a running server
     """
 

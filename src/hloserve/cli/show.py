@@ -1,7 +1,7 @@
 """`hloserve show`: what a bundle holds, and what is wrong with it.
 
-Reads manifest, file names and weights header; needs no XLA and runs no code of the bundle. What a
-program computes is checked when it is loaded. Main thread.
+Reads manifest, file names and weights header; needs no XLA and runs no code of the bundle. Programs
+and hooks are looked at by `hloserve check`. Main thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ def show(bundle: Path, list_weights: bool, as_json: bool) -> int:
     """Print what BUNDLE, a directory with manifest.yaml, holds.
 
     Shapes are in numpy order: n is the batch axis, ? an axis whose size varies. What is wrong is
-    listed at the end; then the exit status is 1. Programs are not opened and hooks are not run: the
-    server does both when it loads the bundle.
+    listed at the end; then the exit status is 1. Programs are not opened and hooks are not run:
+    `hloserve check` does both.
 
     \b
     Examples:
@@ -83,6 +83,7 @@ def _describe_manifest(manifest: "Manifest") -> Summary:
         "inputs": [_describe_tensor(spec) for spec in manifest.inputs],
         "outputs": [_describe_tensor(spec) for spec in manifest.outputs],
         "batch_sizes": list(manifest.compiled_batch_sizes),
+        "is_dynamic": manifest.is_dynamic,
         "coalesces_requests": manifest.can_coalesce,
         "variants": [dict(sizes) for sizes in manifest.input_shapes],
         "provenance": _plain(manifest.provenance),
@@ -191,7 +192,8 @@ def _print_manifest(summary: Summary) -> None:
     if summary.get("calls"):
         click.echo(f"calls: {safe(', '.join(summary['calls']))}")
     if summary["batch_sizes"]:
-        click.echo(f"batch sizes: {', '.join(map(str, summary['batch_sizes']))}")
+        others = "; its operator may name others" if summary["is_dynamic"] else ""
+        click.echo(f"batch sizes: {', '.join(map(str, summary['batch_sizes']))}{others}")
     click.echo(f"coalesces requests: {'yes' if summary['coalesces_requests'] else 'no'}")
     for index, sizes in enumerate(summary["variants"]):
         click.echo(f"variant {index}: {', '.join(f'{k}={v}' for k, v in sizes.items())}")

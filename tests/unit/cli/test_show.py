@@ -162,3 +162,13 @@ def test_show_needs_no_xla(affine: Path) -> None:
     )
 
     assert "HEAVY" == done.stdout.splitlines()[-1]
+
+
+def test_dynamic_batch_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The listed sizes are those that are compiled unless an operator names others."""
+    text = examples.CLASSIFIER.replace('"2.1"', '"2.2"').replace("{comp", "{dynamic: true, comp")
+    bundle = examples.make_bundle(tmp_path / "c", text, examples.xla_weights(), "model.mlir")
+
+    assert describe_bundle(bundle)["is_dynamic"]
+    assert 0 == run(["show", str(bundle)])
+    assert "batch sizes: 1, 8, 32; its operator may name others" in capsys.readouterr().out
