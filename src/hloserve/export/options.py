@@ -52,6 +52,8 @@ class ExportOptions(TypedDict, total=False):
         provenance: recorded in the manifest; wins over what is collected.
         overwrite: replace an existing bundle in one step.
         tolerance: largest error of an output, as a share of its signal. Default: by dtype.
+        prove_every_size: run the programs of all batch sizes. By default, of those that come of one
+            trace only the two smallest run, and of the others the types are compared.
         sample_inputs: makes inputs for the proof, from a random generator and a number of rows
             (1 without batch sizes). Default: random values in the range of the example's.
         progress: hears what is being done; see `ExportProgress`.
@@ -79,6 +81,7 @@ class ExportOptions(TypedDict, total=False):
     provenance: Mapping[str, object] | None
     overwrite: bool
     tolerance: float | None
+    prove_every_size: bool
     sample_inputs: Callable[[Any, int], Sequence[Array]] | None
     progress: "ExportProgress | None"
 

@@ -60,6 +60,7 @@ def export_source(source: Source, options: ExportOptions) -> ExportReport:
             ProofSettings(
                 model=settings.name,
                 tolerance=settings.tolerance,
+                every_size=settings.prove_every_size,
                 sample_inputs=settings.sample_inputs,
                 progress=settings.progress,
             ),

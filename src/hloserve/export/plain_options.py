@@ -39,6 +39,7 @@ _READ: Mapping[str, tuple[Any, str]] = {
     "description": (str, "a text"),
     "provenance": (dict[str, Any], "a mapping"),
     "tolerance": (Annotated[float, Meta(gt=0, le=1)], "a number above 0 and up to 1"),
+    "prove_every_size": (bool, "true or false"),
 }
 
 PLAIN_OPTIONS = tuple(_READ)

@@ -73,6 +73,7 @@ class Settings:
     provenance: Mapping[str, object]
     overwrite: bool
     tolerance: float | None
+    prove_every_size: bool
     sample_inputs: Callable[[Any, int], Sequence[Array]] | None
     progress: ExportProgress
 
@@ -109,6 +110,7 @@ def resolve_settings(source: Source, options: ExportOptions) -> Settings:
         provenance=options.get("provenance") or {},
         overwrite=options.get("overwrite", False),
         tolerance=_read_tolerance(options, findings),
+        prove_every_size=options.get("prove_every_size", False),
         sample_inputs=options.get("sample_inputs"),
         progress=options.get("progress") or ExportProgress(),
     )
