@@ -26,7 +26,8 @@ __all__ = ["export"]
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOR_TARGET = ("out", "name", "overwrite", "batch_sizes", "dynamic_sizes", "tolerance",
-    "target_version", "matmul_precision", "description", "hook_file", "assets")  # fmt: skip
+    "prove_every_size", "target_version", "matmul_precision", "description", "hook_file",
+    "assets")  # fmt: skip
 _FOR_LIST = ("only", "force", "dry_run")
 
 
@@ -40,6 +41,8 @@ def _options(command: Decorated) -> Decorated:
             help="With dynamic: what a server compiles by itself."),
         click.option("--tolerance", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
             help="Largest error of an output, as a share of its signal."),
+        click.option("--prove-every-size", is_flag=True, default=None,
+            help="Run the programs of all batch sizes, not only the smallest."),
         click.option("--target-version", metavar="V", help="StableHLO version of the programs."),
         click.option("--matmul-precision", type=click.Choice(("default", "high", "highest")),
             help="Of float32 products."),
