@@ -203,7 +203,9 @@ def embed_bags(
     The other three results serve training and are left out.
     """
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
-    bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.shape[0]), side="right") - 1
+    # Every offset begins a bag; one beyond the last index begins an empty bag and is dropped.
+    begun = jnp.zeros(indices.shape, jnp.int32).at[offsets[:bags]].add(1, mode="drop")
+    bag = jnp.cumsum(begun) - 1
     rows = jnp.take(weight, indices, axis=0)
     counted = jnp.ones(indices.shape, bool)
     if padding_idx is not None and padding_idx >= 0:

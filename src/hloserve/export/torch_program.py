@@ -229,8 +229,7 @@ def _open_shapes(module: Any) -> Iterator[str]:
 
 def _random_operators(module: Any) -> Iterator[str]:
     for node in _calls(module):
-        overload = isinstance(node.target, torch._ops.OpOverload)
-        if overload and torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):
+        if _draws(node):
             yield (
                 f"{_short(node.target)} in {describe_place(node)} draws random numbers: the same"
                 " request would get one answer for ever; is the layer in training mode? Call"
@@ -239,7 +238,11 @@ def _random_operators(module: Any) -> Iterator[str]:
 
 
 def _draws(node: Any) -> bool:
-    """False for those that only draw when told a rate of dropout."""
+    """Whether a node makes random numbers; some do so only when told a rate of dropout."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
     schema = node.target._schema.arguments
     given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
     given.update(node.kwargs)
@@ -253,7 +256,7 @@ def _draws(node: Any) -> bool:
 def _missing_operators(module: Any, table: OpTable) -> Iterator[str]:
     places: dict[str, list[str]] = {}
     for node in _calls(module):
-        if not is_known(node.target, table):
+        if not is_known(node.target, table) and not _draws(node):
             found = places.setdefault(_short(node.target), [])
             where = describe_place(node)
             if where not in found:

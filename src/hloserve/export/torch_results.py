@@ -12,6 +12,9 @@ from hloserve.export.torch_arrays import torch
 
 __all__ = ["named_tensors"]
 
+_MOST_NAMES = 5
+"""Outputs that one message names."""
+
 
 def named_tensors(result: Any) -> list[tuple[str, Any]]:
     """The tensors of a result by name, in order; None vanishes.
@@ -23,16 +26,14 @@ def named_tensors(result: Any) -> list[tuple[str, Any]]:
         TypeError: with one sentence for all parts that are no tensors.
     """
     found = list(_walk(result, ""))
-    wrong = [f"{name!r} is of type {type(part).__name__}" for name, part in found if _is_odd(part)]
-    if wrong:
+    odd = [(name, type(part)) for name, part in found if not isinstance(part, torch.Tensor)]
+    if odd:
+        wrong = [f"{name!r} is of type {kind.__name__}" for name, kind in odd[:_MOST_NAMES]]
+        more = f" and {len(odd) - _MOST_NAMES} more" if len(odd) > _MOST_NAMES else ""
         raise TypeError(
-            f"outputs must be tensors: {', '.join(wrong)}; take the tensors with output_select"
+            f"outputs must be tensors: {', '.join(wrong)}{more}; take tensors with output_select"
         )
     return found
-
-
-def _is_odd(part: Any) -> bool:
-    return not isinstance(part, torch.Tensor)
 
 
 def _walk(part: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -32,12 +32,14 @@ from hloserve.export.torch_results import named_tensors
 from hloserve.export.torch_traps import (
     check_input,
     check_module,
+    describe_author_line,
     explain_failure,
     is_data_dependent,
+    name_error,
 )
 from hloserve.export.tracing import trace_function
 
-__all__ = ["TorchSource", "export_pytorch"]
+__all__ = ["TorchSource", "as_arguments", "export_pytorch", "export_torch_source"]
 
 _PRECISIONS: Mapping[str, MatmulPrecision] = {
     "highest": "highest",
@@ -75,11 +77,16 @@ def export_pytorch(
         ProofFailed: the program does not compute what the module does.
         BundleProblem: the bundle cannot be written.
     """
-    args, kwargs = _as_arguments(example_inputs, example_kwargs)
+    args, kwargs = as_arguments(example_inputs, example_kwargs)
     source = TorchSource(module, args, kwargs, options, strict=strict)
+    return export_torch_source(source, options)
+
+
+def export_torch_source(source: "TorchSource", options: ExportOptions) -> ExportReport:
+    """Export a source; the shape variants of `options` are arguments of forward."""
     variants = options.get("shape_variants")
     if variants is not None:
-        named = [_named_inputs(*_as_arguments(given, None))[0] for given in variants]
+        named = [_named_inputs(*as_arguments(given, None))[0] for given in variants]
         arrays = [[array_of(tensor) for _, tensor in variant] for variant in named]
         options = {**options, "shape_variants": arrays}
     return export_source(source, options)
@@ -119,7 +126,7 @@ class TorchSource:
             **({"torch_export_strict": True} if strict else {}),
         }
         named, place = _named_inputs(args, kwargs)
-        findings = check_module(module)
+        findings = self._check_module(module)
         findings += [wrong for name, t in named if (wrong := check_input(name, t)) is not None]
         findings += _check_compile_options(options)
         if findings:
@@ -169,23 +176,33 @@ class TorchSource:
             with torch.no_grad():
                 result = self._flat.call([example.clone() for example in self._examples])
         except Exception as error:  # the model's own code runs here, so anything can be raised
-            reason = explain_failure(error, symbolic=False).removeprefix("torch.export ")
+            at = describe_author_line(error)
             raise ExportProblem(
-                self._model, f"the model does not run on its example inputs: it {reason}"
+                self._model,
+                f"the model does not run on its example inputs{at}: {name_error(error)}",
             ) from error
         try:
             return tuple(name for name, _ in named_tensors(result))
         except TypeError as error:
             raise ExportProblem(self._model, str(error)) from error
 
-    def _export(self, shapes: Sequence[Shape], *, symbolic: bool) -> Any:
+    def _check_module(self, module: Any) -> list[str]:
+        """What is wrong with the module before it is traced; TorchScript says it differently."""
+        return check_module(module)
+
+    def _examples_of(self, shapes: Sequence[Shape]) -> list[Any]:
+        """Tensors to trace with; values matter only where a shape is the example's."""
         extents = _open_extents(shapes, self._examples)
-        examples = [
+        return [
             example.new_zeros([extents[e] if isinstance(e, str) else e for e in shape])
             if tuple(shape) != tuple(example.shape)
             else example
             for shape, example in zip(shapes, self._examples, strict=True)
         ]
+
+    def _export(self, shapes: Sequence[Shape], *, symbolic: bool) -> Any:
+        extents = _open_extents(shapes, self._examples)
+        examples = self._examples_of(shapes)
         dims = {name: torch.export.Dim(name) for name in extents}
         dynamic = tuple(
             {axis: dims[e] for axis, e in enumerate(shape) if isinstance(e, str)}
@@ -226,6 +243,10 @@ class _FlatModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed 
         setattr(self, WRAPPED, model)
         self._place, self._select = place, select
 
+    def arguments(self, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of the model's forward, these tensors among them."""
+        return self._place(tensors)
+
     def call(self, tensors: Sequence[Any]) -> Any:
         """What the model returns, selected but as it is."""
         args, kwargs = self._place(tensors)
@@ -237,7 +258,7 @@ class _FlatModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed 
         return tuple(tensor for _, tensor in named_tensors(self.call(tensors)))
 
 
-def _as_arguments(
+def as_arguments(
     example_inputs: Any, example_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     kwargs = dict(example_kwargs or {})

@@ -13,7 +13,14 @@ from typing import Any
 
 from hloserve.export.torch_arrays import dtype_of, torch
 
-__all__ = ["check_input", "check_module", "explain_failure", "is_data_dependent"]
+__all__ = [
+    "check_input",
+    "check_module",
+    "describe_author_line",
+    "explain_failure",
+    "is_data_dependent",
+    "name_error",
+]
 
 _MOST_NAMES = 5
 """Layers that one message names."""
@@ -23,22 +30,24 @@ _OURS = os.path.dirname(__file__)
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
-def check_module(module: Any) -> list[str]:
+def check_module(module: Any, *, scripted: bool = False) -> list[str]:
     """What is wrong with a module, one sentence each, the layers named."""
     nn = torch.nn
-    if isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, torch.jit.ScriptModule) and not scripted:
         return ["the model is a TorchScript module; use export_torchscript"]
     if not isinstance(module, nn.Module):
         return [
             f"the model is of type {type(module).__name__}, expected a torch.nn.Module; wrap a"
             " function in a module whose forward() calls it"
         ]
-    findings = list(_wrappers(module))
+    findings = list(_wrappers(module, scripted=scripted))
     quantised = [
         name or "the model"
         for name, part in module.named_modules()
         if ".quantized" in type(part).__module__ or ".quantizable" in type(part).__module__
     ]
+    # the packed weights are a layer of their own within each
+    quantised = [name for name in quantised if name.rpartition(".")[0] not in quantised]
     if quantised:
         findings.append(
             f"{_names(quantised)}: quantised layers keep their weights packed, out of reach; export"
@@ -62,7 +71,7 @@ def check_input(name: str, tensor: Any) -> str | None:
     return f"example input {name!r} {wrong}" if wrong else None
 
 
-def _wrappers(module: Any) -> Iterator[str]:
+def _wrappers(module: Any, *, scripted: bool) -> Iterator[str]:
     nn = torch.nn
     for name, part in module.named_modules():
         where = f"layer {name!r}" if name else "the model"
@@ -70,7 +79,7 @@ def _wrappers(module: Any) -> Iterator[str]:
             yield f"{where} is wrapped in {type(part).__name__}; export its .module"
         elif isinstance(part, torch._dynamo.OptimizedModule):
             yield f"{where} is compiled by torch.compile; export the module it was made from"
-        elif isinstance(part, torch.jit.ScriptModule):
+        elif isinstance(part, torch.jit.ScriptModule) and not scripted:
             yield f"{where} is a TorchScript module, which torch.export cannot look into"
 
 
@@ -149,8 +158,7 @@ def explain_failure(error: BaseException, *, symbolic: bool) -> str:
         error: what torch.export or the model's own code raised.
         symbolic: whether extents were open.
     """
-    where = _author_line(error)
-    at = f" at {where}" if where else ""
+    at = describe_author_line(error)
     if is_data_dependent(error):
         return (
             f"the model decides by a tensor's values{at}: a program has fixed control flow and"
@@ -163,20 +171,22 @@ def explain_failure(error: BaseException, *, symbolic: bool) -> str:
         if fixed:
             parts = ", ".join(f"{name!r} to {extent}" for name, extent in dict(fixed).items())
             return f"torch fixes the open extent {parts}{at}: the model computes with it in Python"
-        relation = re.search(r"Suggested fixes:\s*\n\s*(.+)", str(error))
-        if relation:
-            return f"torch limits an open extent ({relation.group(1).strip()}){at}"
-    return f"torch.export fails{at}: {type(error).__name__}: {_first_line(error)}"
+        _, _, advice = str(error).partition("Suggested fixes:\n")
+        limits = re.findall(r"^  ([^_\s].*)$", advice, re.MULTILINE)
+        if limits:
+            return f"torch limits an open extent ({', '.join(limits)}){at}"
+    return f"torch.export fails{at}: {name_error(error)}"
 
 
-def _first_line(error: BaseException) -> str:
+def name_error(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "no message"
-    return text if len(text) <= 300 else f"{text[:300]}..."
+    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:300] + '...'}"
 
 
-def _author_line(error: BaseException) -> str | None:
-    """The innermost line of the author's code that the error passed through."""
+def describe_author_line(error: BaseException) -> str:
+    """The innermost line of the author's code that an error passed through, as `` at ...``."""
     chain: list[BaseException] = []
     while error not in chain:
         chain.append(error)
@@ -184,8 +194,8 @@ def _author_line(error: BaseException) -> str | None:
     for link in reversed(chain):
         for frame in reversed(traceback.extract_tb(link.__traceback__)):
             if not _is_foreign(frame.filename):
-                return f"{os.path.basename(frame.filename)} line {frame.lineno}"
-    return None
+                return f" at {os.path.basename(frame.filename)} line {frame.lineno}"
+    return ""
 
 
 def _is_foreign(file: str) -> bool:
