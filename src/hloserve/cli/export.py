@@ -4,6 +4,7 @@ The work is `hloserve.export`. Main thread.
 """
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -128,8 +129,7 @@ def _export_target(
         progress.model_started(name, 1, 1)
         try:
             deferred = load_target(target, base, name)
-            if "dir" not in {**getattr(deferred, "keywords", {}), **options}:
-                raise click.UsageError("say where to: --out REPO")
+            _check_directory({**getattr(deferred, "keywords", {}), **options}, name)
             report = run_deferred(deferred, {**options, "progress": progress}, name)
         finally:
             progress.ended()
@@ -138,6 +138,17 @@ def _export_target(
     if report_path is not None:
         report_path.write_text(report.to_markdown(), encoding="utf-8")
     return 0
+
+
+def _check_directory(options: Mapping[str, Any], model: str) -> None:
+    """Tell before the work what the flags can change."""
+    from hloserve.core.errors import ExportProblem
+
+    if "dir" not in options:
+        raise click.UsageError("say where to: --out REPO")
+    if os.path.lexists(options["dir"]) and not options.get("overwrite"):
+        shown = str(options["dir"])
+        raise ExportProblem(model, f"{shown!r} exists already; --overwrite replaces it in one step")
 
 
 def _exporter_options(given: dict[str, Any], target: "Target") -> dict[str, Any]:

@@ -36,6 +36,7 @@ from hloserve.export.report import ExportReport
 from hloserve.export.target import (
     DeferredExport,
     checked_export,
+    forget_files,
     importing_from,
     load_target,
     translating_faults,
@@ -277,6 +278,7 @@ def _remove(bundle: Path) -> None:
 
 def _release_memory() -> None:
     """Forget the model before the next one: compilers keep what they compiled."""
+    forget_files()
     gc.collect()
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()

@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from hloserve.core.errors import ExportProblem
+from hloserve.core.errors import BundleProblem, ExportProblem
 
 __all__ = ["short_error"]
 
@@ -31,7 +31,7 @@ def short_error(error: BaseException | str) -> str:
     r"""The interesting lines of an error: at most 3 lines and 500 characters.
 
     An exception comes with its type and the place in the user's code that led to it; a problem of
-    the export, which is worded for people, with its findings alone.
+    an export or a bundle, which is worded for people, with its findings alone.
 
     Example:
         >>> short_error("Traceback (most recent call last):\n\nno lowering for x\n  ^^^^")
@@ -39,7 +39,7 @@ def short_error(error: BaseException | str) -> str:
     """
     if isinstance(error, str):
         return _shortened(error, "")
-    if isinstance(error, ExportProblem):
+    if isinstance(error, ExportProblem | BundleProblem):
         return _shortened("\n".join(error.findings), "")
     said = str(error) or "without a message"
     place = _place(error)

@@ -6,7 +6,7 @@ the options of the export, which the caller adds (`hloserve.cli.export`,
 thread.
 
 Rule: whatever the user's code raises becomes one `ExportProblem` that names the place in that code;
-the cause is chained. Interruptions pass through.
+the cause is chained. Interruptions and our own errors pass through.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hloserve.core.errors import ExportProblem
+from hloserve.core.errors import ExportProblem, HloserveError
 from hloserve.export.error_text import short_error
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Target",
     "TargetFault",
     "checked_export",
+    "forget_files",
     "importing_from",
     "load_file",
     "load_target",
@@ -42,6 +43,7 @@ DeferredExport: TypeAlias = Callable[..., Any]
 """An exporter with everything but the options of the caller: ``partial(export_jax, f, inputs)``."""
 
 _EXPECTED = "functools.partial(export_pytorch, model, example_inputs, ...), or of another exporter"
+_FILE_MODULE = "hloserve_target_"
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -132,7 +134,7 @@ def load_file(path: Path, model: str) -> types.ModuleType:
     """
     if not path.is_file():
         raise ExportProblem(model, f"there is no file {str(path)!r}")
-    name = f"hloserve_target_{path.stem}"
+    name = _FILE_MODULE + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ExportProblem(model, f"{str(path)!r} is not a Python file")
@@ -141,6 +143,12 @@ def load_file(path: Path, model: str) -> types.ModuleType:
     with translating_faults(model, f"file {str(path)!r}"):
         spec.loader.exec_module(module)
     return module
+
+
+def forget_files() -> None:
+    """Let go of the modules of `load_file`, and so of the models that their globals hold."""
+    for name in [name for name in sys.modules if name.startswith(_FILE_MODULE)]:
+        del sys.modules[name]
 
 
 def _import_module(target: Target, base: Path, model: str) -> types.ModuleType:
@@ -206,11 +214,11 @@ def importing_from(*directories: Path) -> Iterator[None]:
 def translating_faults(model: str, who: str) -> Iterator[None]:
     """Turn what the user's code raises in the block into `ExportProblem`.
 
-    An `ExportProblem` of the exporter itself passes as it is.
+    An error of the exporter itself passes as it is.
     """
     try:
         yield
-    except ExportProblem:
+    except HloserveError:
         raise
     except (Exception, SystemExit) as error:
         said = "; ".join(short_error(error).splitlines())

@@ -163,7 +163,7 @@ def test_existing_bundle_is_refused(directory: Path, capsys: pytest.CaptureFixtu
     run(["export", "t.py:good", "--out", "models"])
 
     assert 1 == run(["export", "t.py:good", "--out", "models"])
-    assert "exists already" in capsys.readouterr().err
+    assert "'models/good' exists already; --overwrite replaces it" in capsys.readouterr().err
 
 
 def test_report_that_cannot_be_written_is_told_before_the_work(

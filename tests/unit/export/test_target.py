@@ -1,5 +1,6 @@
 """Python targets."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hloserve.core.errors import ExportProblem
 from hloserve.export.target import (
     Target,
     TargetFault,
+    forget_files,
     importing_from,
     load_target,
     parse_target,
@@ -124,6 +126,18 @@ def test_place_is_in_the_code_of_the_user(directory: Path) -> None:
     """)  # fmt: skip
 
     assert "deep.py, line 6)" in _problem("deep.py:build", directory)
+
+
+def test_modules_of_files_can_be_forgotten(directory: Path) -> None:
+    """What a file's globals hold does not outlive the export."""
+    write_target(
+        directory / "large.py", "WEIGHTS = [1]\ndef build(): return partial(fake_export)\n"
+    )
+    load_target(parse_target("large.py:build"), directory, "m")
+
+    assert "hloserve_target_large" in sys.modules
+    forget_files()
+    assert "hloserve_target_large" not in sys.modules
 
 
 def test_interruption_is_no_fault(directory: Path) -> None:
