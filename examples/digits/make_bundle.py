@@ -15,13 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-import hloserve
-from examples.digits.network import CLASSES, SIDE, Weights, predict
+from examples.digits.network import CLASSES, Weights, predict
 from examples.digits.training import Digits, accuracy, load_split, train
-from examples.portable import TARGET_VERSION, export_program
+from hloserve.export import export_jax
 
 __all__ = ["BATCH_SIZES", "LEAST_ACCURACY", "main", "write_digits"]
 
@@ -35,41 +33,33 @@ _DESCRIPTION = "Handwritten digits, 8x8 pixels of 0 (paper) to 16 (ink), as scik
 
 
 def write_digits(bundle: Path, weights: Weights, test_accuracy: float) -> None:
-    """Export the network per batch size and write the bundle.
+    """Export the network for all batch sizes, prove it, and write the bundle.
 
     Args:
         bundle: the directory to make; its name is the model's.
         weights: the trained network.
         test_accuracy: recorded in the provenance.
     """
-    programs = {
-        size: export_program(predict, [jax.ShapeDtypeStruct((size, SIDE, SIDE), np.uint8)], weights)
-        for size in BATCH_SIZES
-    }
-    hloserve.write_bundle(
-        bundle,
-        bundle.name,
+    images = load_split().test_images
+    report = export_jax(
+        predict,
+        {"image": images[:8]},
+        weights,
+        dir=bundle,
+        batch_sizes=BATCH_SIZES,
+        output_names=["probabilities", "digit"],
+        axis_letters={"image": "hw", "probabilities": "c"},
         description=_DESCRIPTION,
         overwrite=True,
-        executable_inputs=[
-            hloserve.IOSpec("image", "u8", (1, SIDE, SIDE), batch_axis=0, letters="hw")
-        ],
-        executable_outputs=[
-            hloserve.IOSpec("probabilities", "f32", (1, CLASSES), batch_axis=0, letters="c"),
-            hloserve.IOSpec("digit", "i32", (1,), batch_axis=0),
-        ],
-        modules=programs,
-        weights=list(weights.items()),
         provenance={
-            "source_framework": "jax",
-            "jax_version": jax.__version__,
-            "stablehlo_target": TARGET_VERSION,
             "script": "examples/digits/make_bundle.py",
             "training_data": "sklearn.datasets.load_digits, first four fifths",
             "test_data": "sklearn.datasets.load_digits, last fifth",
             "test_accuracy": round(test_accuracy, 4),
+            "exported_at": None,  # so that the same versions give the same bytes
         },
     )
+    print(report)
 
 
 def main() -> None:
@@ -91,7 +81,6 @@ def main() -> None:
         raise SystemExit(f"that is less than {LEAST_ACCURACY:.0%}: nothing was written")
     bundle = _PACKAGE / "digits" if options.package else options.bundle
     write_digits(bundle, weights, test_accuracy)
-    print(f"wrote {bundle}")
     if options.package:
         _write_samples(digits)
 

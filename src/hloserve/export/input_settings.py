@@ -161,7 +161,7 @@ def _read_variants(
     before = len(findings)
     for index, examples in enumerate(given):
         where = f"shape_variants[{index}]"
-        values = list(examples.values() if isinstance(examples, Mapping) else examples)
+        values = _leaves_of(examples, [name for name, _ in source.inputs])
         if len(values) != len(expected):
             findings.append(
                 f"{where}: has {len(values)} inputs, the example inputs are {len(expected)}"
@@ -177,6 +177,25 @@ def _read_variants(
     if not variants and len(findings) == before:
         findings.append("shape_variants: is empty; leave it out for one set of shapes")
     return variants if len(findings) == before else []
+
+
+def _leaves_of(examples: Any, names: Sequence[str]) -> list[Any]:
+    """The arrays of one set of example inputs, in the order of the arguments."""
+    if isinstance(examples, Mapping):
+        order = names if set(examples) == set(names) else list(examples)
+        values = [examples[name] for name in order]
+    else:
+        values = list(examples) if isinstance(examples, list | tuple) else [examples]
+    return [leaf for value in values for leaf in _tree_leaves(value)]
+
+
+def _tree_leaves(value: Any) -> list[Any]:
+    """The leaves of nested dicts, lists and tuples; dicts by sorted keys, as JAX has them."""
+    if isinstance(value, Mapping):
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return [leaf for each in value for leaf in _tree_leaves(each)]
+    return [] if value is None else [value]
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:

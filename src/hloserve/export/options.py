@@ -35,8 +35,8 @@ class ExportOptions(TypedDict, total=False):
             all, when there are batch sizes.
         output_batch_axes: likewise for outputs. Default: axis 0 of each output that has the
             extent of the batch there.
-        shape_variants: one tuple of example inputs per compiled set of shapes. Axes that differ
-            become variable axes; all variants share the weights.
+        shape_variants: example inputs per compiled set of shapes, each given as the example inputs
+            are. Axes that differ become variable axes; all variants share the weights.
         client_inputs: what clients send, when the hook file makes it differ.
         client_outputs: what clients get, likewise.
         axis_letters: letters by tensor, one per axis without the batch axis, in numpy order.
@@ -49,7 +49,8 @@ class ExportOptions(TypedDict, total=False):
         hook_file: path of the file to include as ``model.py``.
         assets: paths of more files to include, under their own names.
         description: free text for people.
-        provenance: recorded in the manifest; wins over what is collected.
+        provenance: recorded in the manifest; wins over what is collected. None takes an entry out,
+            such as ``exported_at``, without which the same export gives the same bytes.
         overwrite: replace an existing bundle in one step.
         tolerance: largest error of an output, as a share of its signal. Default: by dtype.
         prove_every_size: run the programs of all batch sizes. By default, of those that come of one
@@ -68,7 +69,7 @@ class ExportOptions(TypedDict, total=False):
     output_select: Callable[[Any], Any] | None
     input_batch_axes: Sequence[int | None] | None
     output_batch_axes: Sequence[int | None] | None
-    shape_variants: Sequence[Sequence[Any]] | None
+    shape_variants: Sequence[Any] | None
     client_inputs: Sequence[IOSpec] | None
     client_outputs: Sequence[IOSpec] | None
     axis_letters: Mapping[str, str] | None

@@ -156,7 +156,7 @@ def _write(
 def _provenance(
     source: Source, settings: Settings, files: list[_ProgramFile], proof: Proof
 ) -> Mapping[str, object]:
-    """What is known of this export; the author's own entries win."""
+    """What is known of this export; the author's own entries win, and None takes one out."""
     base: dict[str, object] = {
         "source_framework": source.framework,
         "converter": "hloserve",
@@ -172,7 +172,8 @@ def _provenance(
         base["compile_options"] = dict(settings.compile_options)
     if proof.programs:
         base["proof"] = output_proofs(proof.programs)
-    return base | dict(settings.provenance)
+    merged = base | dict(settings.provenance)
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _version_notes(files: list[_ProgramFile]) -> list[str]:

@@ -80,6 +80,32 @@ def test_variants_make_axes_variable_that_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "variant",
+    [
+        (_X, {"b": 2, "a": _X[0]}),
+        [_X, [_X[0], 2]],
+        {"input_2": 2, "input_1": _X[0], "input_0": _X},
+        {"x": _X, "y": _X[0], "z": 2},
+    ],
+    ids=["dict", "list", "names in another order", "other names"],
+)
+def test_variants_are_given_as_the_examples_are(tmp_path: Path, variant: Any) -> None:
+    """A variant may be nested and named like the example inputs; only its shapes are of use."""
+    inputs = (_X, _X[0], np.ones((), np.int32))
+
+    settings = _resolve(tmp_path, *inputs, shape_variants=[variant])
+
+    assert [array.shape for array in inputs] == [each.shapes[0] for each in settings.inputs]
+
+
+def test_single_array_is_a_variant(tmp_path: Path) -> None:
+    """One input needs no tuple here either."""
+    settings = _resolve(tmp_path, shape_variants=[_X, _X[:, :2]])
+
+    assert ((2, 3, 4), (2, 2, 4)) == settings.inputs[0].shapes
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"batchsizes": [1]}, "option 'batchsizes' is not known; did you mean 'batch_sizes'?"),
