@@ -5,22 +5,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.engine_models import Engine
+from support.server_repository import Heard
 from support.server_worker import write_scale
 
+from hloserve.config import load
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.models.task_threads import TaskThreads
 from hloserve.models.loader import load_model
 from hloserve.models.model import Model
+from hloserve.models.progress import NoProgress
 from hloserve.models.registry import Registry
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
+from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import RequestMetrics
+from hloserve.server.repository import Repository, RepositorySettings
+from hloserve.server.repository_control import RepositoryControl
 
 
 class Services:
     """What answers requests about one model, "scale": y = 2x on rows of four."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mode: str = "explicit") -> None:
         self.backend = FakeBackend()
         self.model: Model = load_model(write_scale(directory), self.backend)
         self.engine = Engine(self.backend, self.model.device)
@@ -29,6 +35,24 @@ class Services:
         self.registry.set_ready(self.model)
         self.catalog = Catalog(self.registry)
         self.metrics = RequestMetrics()
+        self.events = Heard()
+        self.repository = Repository(
+            self.registry,
+            self.engine.scheduler,
+            self.engine.clock,
+            threads=TaskThreads(1, self.engine.loop.post, name="load"),
+            post=self.engine.loop.post,
+            later=lambda delay, callback, *arguments: None,
+            events=self.events,
+            settings=RepositorySettings(quiet_s=0, is_watched=False, makes_room=False),
+        )
+        flags = {"model_dirs": [str(directory)], "model_control_mode": mode}
+        self.config = load(None, {}, flags).config
+        self.repository.begin(BundleLoader(self.backend, self.config, NoProgress()), {})
+        self._look_threads = TaskThreads(1, self.engine.loop.post, name="look")
+        self.control = RepositoryControl(
+            self.repository, [directory], self.config, self._look_threads
+        )
         self.inference = InferenceService(
             registry=self.registry,
             scheduler=self.engine.scheduler,
@@ -42,14 +66,21 @@ class Services:
         """Wait for a dispatch, and go on with the requests that it answers."""
         self.engine.loop.run_one()
 
+    def close(self) -> None:
+        """End the threads, and free what still serves."""
+        self.repository.close()
+        self._look_threads.close()
+        self.hook_threads.close()
+        for model in self.registry.models():
+            model.free(self.backend)
+
 
 @contextmanager
-def running_services(directory: Path) -> Iterator[Services]:
+def running_services(directory: Path, mode: str = "explicit") -> Iterator[Services]:
     """Such services with a dispatch thread, for the length of the block."""
-    services = Services(directory)
+    services = Services(directory, mode)
     try:
         with services.engine:
             yield services
     finally:
-        services.hook_threads.close()
-        services.model.free(services.backend)
+        services.close()

@@ -162,6 +162,36 @@ class Client:
         body = calls.encode_repository_index_request(is_ready_only)
         return self._read(calls.decode_repository_index, self._call("RepositoryIndex", body))
 
+    def load_model(self, model: str, *, timeout_s: float | None = None) -> None:
+        """Load a bundle of the server's repository, or load it again; returns when it serves.
+
+        The server must run in `model_control_mode: explicit`.
+
+        Args:
+            model: name of the bundle's directory.
+            timeout_s: instead of the client's; a load may take as long as compiling does.
+
+        Raises:
+            NotPossibleNow: the mode does not allow it, or the bundle cannot be loaded; the message
+                has the reason.
+            ModelNotFound: there is no such bundle.
+        """
+        self._call("RepositoryModelLoad", calls.encode_load_request(model), model, timeout_s)
+
+    def unload_model(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model; requests that it has already are answered.
+
+        Args:
+            model: served name.
+            unload_dependents: with a meta model, unload the models that only it calls.
+
+        Raises:
+            NotPossibleNow: the mode does not allow it, or the model is being loaded.
+            ModelNotFound: nothing of that name is served there.
+        """
+        body = calls.encode_unload_request(model, unload_dependents)
+        self._call("RepositoryModelUnload", body, model)
+
     def is_server_live(self) -> bool:
         """True when the server answers; False when nobody does."""
         try:

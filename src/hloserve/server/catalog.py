@@ -13,7 +13,12 @@ from hloserve.server.inference import check_version
 
 __all__ = ["EXTENSIONS", "Catalog"]
 
-EXTENSIONS = ("binary_tensor_data", "parameters")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+)
 """Extensions of the V2 protocol that this server has, by their published names."""
 
 

@@ -6,15 +6,18 @@ behaviour (`server.inference`, `server.catalog`) and HTTP/2 (`server.grpc_transp
 Source: V2 protocol, gRPC; method names and field numbers are Triton's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from typing import Any
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import HloserveError, ModelNotFound
-from hloserve.core.requests import InferResponse
+from hloserve.core.requests import InferResponse, Parameter
+from hloserve.core.tickets import Call, Ticket
 from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_transport import Handler, Rpc
 from hloserve.server.inference import InferenceService
+from hloserve.server.repository_control import RepositoryControl
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.grpc_framing import Message
@@ -25,11 +28,18 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 class GrpcInferenceService:
-    """Binds the V2 methods to the inference service and the catalog."""
+    """Binds the V2 methods to the inference service, the catalog and the repository."""
 
-    def __init__(self, inference: InferenceService, catalog: Catalog, clock: Clock) -> None:
+    def __init__(
+        self,
+        inference: InferenceService,
+        catalog: Catalog,
+        control: RepositoryControl,
+        clock: Clock,
+    ) -> None:
         self._inference = inference
         self._catalog = catalog
+        self._control = control
         self._clock = clock
 
     def methods(self) -> Mapping[str, Handler]:
@@ -46,6 +56,8 @@ class GrpcInferenceService:
             _SERVICE + name: partial(_answer, method) for name, method in answers.items()
         }
         table[_SERVICE + "ModelInfer"] = self.model_infer
+        table[_SERVICE + "RepositoryModelLoad"] = self._load
+        table[_SERVICE + "RepositoryModelUnload"] = self._unload
         return table
 
     def model_infer(self, rpc: Rpc) -> None:
@@ -89,6 +101,33 @@ class GrpcInferenceService:
     def _repository_index(self, message: Message) -> bytes:
         ready_only = calls.decode_repository_index_request(message)
         return calls.encode_repository_index(self._catalog.index(ready_only=ready_only))
+
+    def _load(self, rpc: Rpc) -> None:
+        _change(self._control.load, calls.decode_load_request, rpc)
+
+    def _unload(self, rpc: Rpc) -> None:
+        _change(self._control.unload, calls.decode_unload_request, rpc)
+
+
+def _change(
+    change: Callable[[str, Mapping[str, Parameter]], Coroutine[Ticket[Any], None, None]],
+    decode: Callable[[Message], calls.ModelChange],
+    rpc: Rpc,
+) -> None:
+    """Answer when the repository has changed, which may take as long as a compilation."""
+    try:
+        wanted = decode(rpc.message)
+    except HloserveError as error:
+        rpc.fail(error)
+        return
+
+    def done(_: None, error: Exception | None) -> None:
+        if error is None:
+            rpc.reply(calls.EMPTY)
+        else:
+            rpc.fail(error)
+
+    Call(change(wanted.name, wanted.parameters), done).step()
 
 
 def _answer(method: Callable[[Message], bytes], rpc: Rpc) -> None:

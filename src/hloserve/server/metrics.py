@@ -35,6 +35,9 @@ LATENCY_BUCKETS_S: tuple[float, ...] = tuple(0.001 * 2**k for k in range(14))
 
 UNKNOWN_MODEL = "_unknown"
 
+_LONGEST_REASON = 200
+"""Characters of a label; the index and the log have all of it."""
+
 
 @dataclass(slots=True)
 class _ModelRequests:
@@ -126,12 +129,17 @@ class WorkerView(Protocol):
         """Labels of `worker_info`."""
         ...
 
+    @property
+    def model_changes(self) -> Mapping[str, int]:
+        """Loads, reloads, failures, renames and removals since the start."""
+        ...
+
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models by name, with the depth of their queues."""
         ...
 
     def failed_models(self) -> Mapping[str, str]:
-        """Models that could not be loaded, with the reason."""
+        """Models whose last load failed, with the reason; the one before may still serve."""
         ...
 
 
@@ -147,9 +155,8 @@ class _WorkerCollector(Collector):
         yield from _model_counters(models)
         yield from _model_gauges(models)
         yield _gauge("worker_models_loaded", "Models that serve.", len(models))
-        yield _gauge(
-            "worker_models_failed", "Models whose load failed.", len(worker.failed_models())
-        )
+        yield from _failures(worker.failed_models())
+        yield _changes(worker.model_changes)
         yield _gauge(
             "worker_inflight_requests", "Inference requests being handled.", worker.in_flight
         )
@@ -167,6 +174,27 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _failures(reasons: Mapping[str, str]) -> Iterator[Metric]:
+    yield _gauge("worker_models_failed", "Models whose last load failed.", len(reasons))
+    failed = GaugeMetricFamily(
+        "worker_model_failed", "1, with the reason, while it is so.", labels=["model", "reason"]
+    )
+    for name, reason in sorted(reasons.items()):
+        failed.add_metric([name, reason[:_LONGEST_REASON]], 1)
+    yield failed
+
+
+def _changes(counts: Mapping[str, int]) -> Metric:
+    changes = CounterMetricFamily(
+        "worker_model_changes",
+        "Bundles that were loaded, reloaded, renamed or removed, or failed to load.",
+        labels=["change"],
+    )
+    for change, count in counts.items():
+        changes.add_metric([change], count)
+    return changes
 
 
 def _model_counters(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]:

@@ -8,15 +8,17 @@ Source: V2 protocol, REST; where published servers disagree, docs/protocol.md sa
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import HloserveError, MalformedBody
-from hloserve.core.requests import NEVER_NS, InferResponse
+from hloserve.core.requests import NEVER_NS, InferResponse, Parameter
+from hloserve.core.tickets import Call
 from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
+from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_exchange import Exchange
 from hloserve.wire import v2_json as codec
 
@@ -29,7 +31,7 @@ _Methods: TypeAlias = Mapping[str, _Endpoint]
 
 
 class RestInferenceService:
-    """Routes V2 requests to the inference service and the catalog.
+    """Routes V2 requests to the inference service, the catalog and the repository.
 
     Args:
         pages: static HTML pages by path, e.g. ``/demo``; read when they are asked for.
@@ -39,11 +41,13 @@ class RestInferenceService:
         self,
         inference: InferenceService,
         catalog: Catalog,
+        control: RepositoryControl,
         clock: Clock,
         pages: Mapping[str, Path],
     ) -> None:
         self._inference = inference
         self._catalog = catalog
+        self._control = control
         self._clock = clock
         self._pages = pages
         self._fixed: Mapping[tuple[str, ...], _Methods] = {
@@ -56,6 +60,10 @@ class RestInferenceService:
             (): _get(self._model_metadata),
             ("ready",): _get(self._model_ready),
             ("infer",): {"POST": self._infer},
+        }
+        self._of_repository: Mapping[str, _Methods] = {
+            "load": {"POST": self._load},
+            "unload": {"POST": self._unload},
         }
 
     def __call__(self, exchange: Exchange) -> None:
@@ -71,10 +79,10 @@ class RestInferenceService:
         if segments[:2] == ("v2", "models") and len(segments) > 2:
             model, version, rest = _split_model_path(segments[2:])
             methods = self._of_model.get(rest)
+        elif segments[:2] == ("v2", "repository"):
+            model, methods = self._route_repository(segments[2:])
         else:
             methods = self._fixed.get(segments)
-            if methods is None and segments[:2] == ("v2", "repository"):
-                methods = self._fixed.get(("v2", "repository", *segments[3:]))  # any repository
         if methods is None:
             methods = self._page(exchange.path)
         endpoint = methods.get(exchange.method)
@@ -87,6 +95,16 @@ class RestInferenceService:
         else:
             body = codec.encode_error(f"no such endpoint: {exchange.path}")
             exchange.reply(404, body)
+
+    def _route_repository(self, rest: tuple[str, ...]) -> tuple[str, _Methods | None]:
+        """Find the endpoint of ``[REPOSITORY/]index`` or ``[REPOSITORY/]models/MODEL/load``."""
+        if rest[-1:] == ("index",) and len(rest) <= 2:
+            return "", self._fixed["v2", "repository", "index"]
+        if rest[:1] != ("models",) or len(rest) != 3:
+            rest = rest[1:]  # the name of a repository; there is one
+        if rest[:1] == ("models",) and len(rest) == 3:
+            return rest[1], self._of_repository.get(rest[2])
+        return "", None
 
     def _infer(self, exchange: Exchange, model: str, version: str) -> None:
         request, forms = codec.decode_infer_request(
@@ -132,9 +150,17 @@ class RestInferenceService:
         exchange.reply(200 if is_ready else 503, codec.encode_model_ready(model, is_ready))
 
     def _index(self, exchange: Exchange, model: str, version: str) -> None:
-        wanted = _parse_index_request(bytes(exchange.body))
+        wanted = _parse_request(bytes(exchange.body), _IndexRequest, "repository index")
         entries = self._catalog.index(ready_only=wanted.ready or False)
         exchange.reply(200, codec.encode_index(entries))
+
+    def _load(self, exchange: Exchange, model: str, version: str) -> None:
+        wanted = _parse_request(bytes(exchange.body), _ChangeRequest, "load or unload")
+        Call(self._control.load(model, wanted.parameters), _ended(exchange)).step()
+
+    def _unload(self, exchange: Exchange, model: str, version: str) -> None:
+        wanted = _parse_request(bytes(exchange.body), _ChangeRequest, "load or unload")
+        Call(self._control.unload(model, wanted.parameters), _ended(exchange)).step()
 
     def _page(self, path: str) -> _Methods:
         page = self._pages.get(path.rstrip("/"))
@@ -151,13 +177,32 @@ class _IndexRequest(msgspec.Struct):
     ready: bool | None = None
 
 
-def _parse_index_request(body: bytes) -> _IndexRequest:
+class _ChangeRequest(msgspec.Struct):
+    parameters: dict[str, Parameter] = {}
+
+
+_R = TypeVar("_R", _IndexRequest, _ChangeRequest)
+
+
+def _parse_request(body: bytes, kind: type[_R], what: str) -> _R:
     if not body.strip():
-        return _IndexRequest()
+        return kind()
     try:
-        return msgspec.json.decode(body, type=_IndexRequest)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"repository index request: {error}") from error
+        raise MalformedBody(f"{what} request: {error}") from error
+
+
+def _ended(exchange: Exchange) -> Callable[[None, Exception | None], None]:
+    """Answers an exchange when a change of the repository has ended; success has no body."""
+
+    def done(_: None, error: Exception | None) -> None:
+        if error is None:
+            exchange.reply(200, b"")
+        else:
+            exchange.fail(error)
+
+    return done
 
 
 def _get(endpoint: _Endpoint) -> _Methods:

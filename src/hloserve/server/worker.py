@@ -32,12 +32,10 @@ from hloserve.config.resolving import (
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.clock import SystemClock
 from hloserve.core.logging import configure, log_event
-from hloserve.core.requests import ModelState
 from hloserve.engine.backend import Backend
 from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.scheduler import Scheduler
-from hloserve.models.model import Model
 from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
@@ -52,9 +50,11 @@ from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
 from hloserve.server.progress import build_progress
 from hloserve.server.repository import Repository, RepositorySettings
+from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_service import RestInferenceService
 from hloserve.server.startup import BackendFactory, Startup, open_backend, repository_roots
 from hloserve.server.watcher import Watcher
+from hloserve.server.worker_figures import WorkerFigures
 
 __all__ = ["Worker", "serve"]
 
@@ -204,16 +204,28 @@ class Worker:
                 makes_room=self.config.runtime.reload_without_room == "unload_first",
             ),
         )
+        self._look_threads = TaskThreads(1, post, name="look")
+        control = RepositoryControl(
+            self.repository, repository_roots(self.config), self.config, self._look_threads
+        )
+        figures = WorkerFigures(
+            self.config,
+            self.registry,
+            self._scheduler,
+            self._inference,
+            self.request_metrics,
+            self.model_events,
+        )
         self._catalog = Catalog(self.registry)
         self._listeners = Listeners(
             self.config,
             self._sources,
             self._clock,
             grpc_methods=GrpcInferenceService(
-                self._inference, self._catalog, self._clock
+                self._inference, self._catalog, control, self._clock
             ).methods(),
-            rest=RestInferenceService(self._inference, self._catalog, self._clock, pages),
-            admin=AdminService(self._catalog, Exposition(self)),
+            rest=RestInferenceService(self._inference, self._catalog, control, self._clock, pages),
+            admin=AdminService(self._catalog, Exposition(figures)),
         )
         self._dispatcher: Dispatcher | None = None
         self._startup: Startup | None = None
@@ -297,7 +309,12 @@ class Worker:
         # hang, for reasons of its own, and must not take the loop with it.
         soon = self._listeners.soon if backend.platform == "cpu" else None
         self._dispatcher = Dispatcher(
-            backend, self._scheduler, self._clock, self._listeners.post, soon=soon
+            backend,
+            self._scheduler,
+            self._clock,
+            self._listeners.post,
+            on_end=self._dispatch_ended,
+            soon=soon,
         )
         self._dispatcher.start()
         bundles = self._startup_set(look)
@@ -312,6 +329,11 @@ class Worker:
                 on_look=self.repository.observed,
             )
             self._watcher.start(look)
+
+    def _dispatch_ended(self, fault: Exception | None) -> None:
+        """End with status 1 when the dispatch thread died: whoever supervises starts another."""
+        if fault is not None:
+            self._end(1)
 
     def _startup_set(self, look: Look) -> Mapping[str, Found]:
         names = self.config.startup_models
@@ -349,6 +371,7 @@ class Worker:
         if self._dispatcher is not None:
             await asyncio.to_thread(self._dispatcher.join, self.config.drain_timeout_s)
         self._hook_threads.close()
+        self._look_threads.close()
         self._listeners.close()
         log_event(log, "stopped", status=self._status)
         return self._status
@@ -358,40 +381,3 @@ class Worker:
         """True while a thread opens the device or loads, which nothing can interrupt."""
         is_starting = self._startup is not None and self._startup.is_running
         return is_starting or self.repository.is_loading
-
-    # What `/metrics` reads.
-
-    @property
-    def in_flight(self) -> int:
-        """Inference requests being handled."""
-        return self._inference.in_flight
-
-    @property
-    def max_in_flight(self) -> int:
-        """The cap on them; 0 means none."""
-        return self._inference.max_in_flight
-
-    @property
-    def info(self) -> Mapping[str, str]:
-        """Labels of `worker_info`."""
-        return {
-            "version": __version__,
-            "control_mode": self.config.model_control_mode,
-            "discipline": self.config.scheduler.discipline,
-            "device_ordinal": str(self.config.runtime.device_ordinal),
-        }
-
-    def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
-        """Served models with the depth of their queues."""
-        return {
-            model.name: (model, self._scheduler.depth(model.device))
-            for model in self.registry.models()
-        }
-
-    def failed_models(self) -> Mapping[str, str]:
-        """Models that could not be loaded, with the reason."""
-        return {
-            entry.name: entry.reason
-            for entry in self.registry.index()
-            if entry.state is ModelState.FAILED
-        }

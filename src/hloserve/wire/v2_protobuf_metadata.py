@@ -7,7 +7,7 @@ any thread.
 Source: V2 protocol, health and metadata; Triton's model repository extension.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -17,6 +17,7 @@ from hloserve.core.requests import (
     ModelIndexEntry,
     ModelMetadata,
     ModelState,
+    Parameter,
     ServerMetadata,
     TensorMetadata,
 )
@@ -25,7 +26,9 @@ from hloserve.wire.tensor_bytes import ByteString
 
 __all__ = [
     "EMPTY",
+    "ModelChange",
     "ModelName",
+    "decode_load_request",
     "decode_model_metadata",
     "decode_model_metadata_request",
     "decode_model_ready",
@@ -35,6 +38,8 @@ __all__ = [
     "decode_server_live",
     "decode_server_metadata",
     "decode_server_ready",
+    "decode_unload_request",
+    "encode_load_request",
     "encode_model_metadata",
     "encode_model_metadata_request",
     "encode_model_ready",
@@ -44,10 +49,11 @@ __all__ = [
     "encode_server_live",
     "encode_server_metadata",
     "encode_server_ready",
+    "encode_unload_request",
 ]
 
 EMPTY = b""
-"""ServerLiveRequest, ServerReadyRequest and ServerMetadataRequest: messages without fields."""
+"""A message without fields: ServerLiveRequest, RepositoryModelLoadResponse..."""
 
 M = TypeVar("M", bound=Message)
 
@@ -59,6 +65,13 @@ class ModelName(NamedTuple):
 
     name: str
     version: str
+
+
+class ModelChange(NamedTuple):
+    """A model to load or unload, and how."""
+
+    name: str
+    parameters: dict[str, Parameter]
 
 
 def _parse(kind: type[M], body: ByteString) -> M:
@@ -203,3 +216,48 @@ def decode_repository_index(body: ByteString) -> tuple[ModelIndexEntry, ...]:
         ModelIndexEntry(m.name, m.version, _STATES.get(m.state, ModelState.FAILED), m.reason)
         for m in response.models
     )
+
+
+def encode_load_request(name: str) -> bytes:
+    """Write a RepositoryModelLoadRequest."""
+    return inference_pb2.RepositoryModelLoadRequest(model_name=name).SerializeToString()
+
+
+def decode_load_request(body: ByteString) -> ModelChange:
+    """Read a RepositoryModelLoadRequest; the name of a repository in it is ignored.
+
+    Raises:
+        MalformedBody: it is not one.
+    """
+    request = _parse(inference_pb2.RepositoryModelLoadRequest, body)
+    return ModelChange(request.model_name, _parameters(request.parameters))
+
+
+def encode_unload_request(name: str, unload_dependents: bool = False) -> bytes:
+    """Write a RepositoryModelUnloadRequest."""
+    request = inference_pb2.RepositoryModelUnloadRequest(model_name=name)
+    if unload_dependents:
+        request.parameters["unload_dependents"].bool_param = True
+    return request.SerializeToString()
+
+
+def decode_unload_request(body: ByteString) -> ModelChange:
+    """Read a RepositoryModelUnloadRequest; the name of a repository in it is ignored.
+
+    Raises:
+        MalformedBody: it is not one.
+    """
+    request = _parse(inference_pb2.RepositoryModelUnloadRequest, body)
+    return ModelChange(request.model_name, _parameters(request.parameters))
+
+
+def _parameters(
+    given: "Mapping[str, inference_pb2.ModelRepositoryParameter]",
+) -> dict[str, Parameter]:
+    parameters: dict[str, Parameter] = {}
+    for key, value in given.items():
+        which = value.WhichOneof("parameter_choice")
+        content = "" if which is None else getattr(value, which)
+        # Files travel as bytes; nothing here takes them, so their size is all that is worth saying.
+        parameters[key] = f"{len(content)} bytes" if isinstance(content, bytes) else content
+    return parameters

@@ -2,42 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.server_services import Services, running_services
 from support.server_worker import rows
+from support.wire_callers import GrpcCaller
 
 from hloserve.core.clock import SystemClock
 from hloserve.core.errors import Code
 from hloserve.core.requests import NEVER_NS, InferRequest
 from hloserve.server.grpc_service import GrpcInferenceService
-from hloserve.server.grpc_transport import Rpc
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.status import grpc_code
-
-
-class _Caller(Rpc):
-    """One call, and what it is answered."""
-
-    __slots__ = ("answer", "error")
-
-    def __init__(self, message: bytes, deadline_ns: int = NEVER_NS) -> None:
-        self.stream_id, self.message, self.deadline_ns = 1, message, deadline_ns
-        self.on_cancel = None
-        self.answer: bytes | None = None
-        self.error: tuple[int, str] | None = None
-        self.connection = SimpleNamespace(  # what a call uses of one
-            http2=SimpleNamespace(respond=self._respond, fail=self._fail), wrote=lambda: None
-        )
-
-    def _respond(self, stream: int, message: bytes) -> None:
-        self.answer = message
-
-    def _fail(self, stream: int, code: int, text: str) -> None:
-        self.error = code, text
 
 
 @pytest.fixture
@@ -49,19 +27,21 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 def _call(
     services: Services, method: str, message: bytes = b"", deadline_ns: int = NEVER_NS
-) -> _Caller:
-    service = GrpcInferenceService(services.inference, services.catalog, SystemClock())
-    caller = _Caller(message, deadline_ns)
+) -> GrpcCaller:
+    service = GrpcInferenceService(
+        services.inference, services.catalog, services.control, SystemClock()
+    )
+    caller = GrpcCaller(message, deadline_ns)
     service.methods()[f"/inference.GRPCInferenceService/{method}"](caller)
     return caller
 
 
-def _infer(services: Services, model: str = "scale", deadline_ns: int = NEVER_NS) -> _Caller:
+def _infer(services: Services, model: str = "scale", deadline_ns: int = NEVER_NS) -> GrpcCaller:
     message = codec.encode_infer_request(InferRequest(model, {"x": rows(1, 2)}, id="a"))
     return _call(services, "ModelInfer", message, deadline_ns)
 
 
-def _answer(caller: _Caller) -> bytes:
+def _answer(caller: GrpcCaller) -> bytes:
     assert caller.answer is not None, f"the call failed: {caller.error}"
     return caller.answer
 

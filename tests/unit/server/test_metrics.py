@@ -26,6 +26,8 @@ class _View:
         """The model, with a queue of five."""
         return {"scale": (self._services.model, 5)}
 
+    model_changes: Mapping[str, int] = {"reload": 3}
+
     def failed_models(self) -> Mapping[str, str]:
         """One."""
         return {"broken": "no weights"}

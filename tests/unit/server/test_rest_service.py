@@ -1,50 +1,20 @@
 """The V2 endpoints over REST: routes, answers and refusals."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.server_services import Services, running_services
+from support.wire_callers import RestCaller
 
 from hloserve.core.clock import SystemClock
-from hloserve.server.rest_exchange import Exchange
 from hloserve.server.rest_service import RestInferenceService
-from hloserve.wire.http1_messages import HttpRequest
 
 _ONE_ROW = {
     "id": "a",
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
 }
-
-
-class _Caller:
-    """One request, and what it is answered."""
-
-    def __init__(self, method: str, target: str, body: bytes) -> None:
-        request = HttpRequest(method, target.encode(), {}, body, keep_alive=True)
-        self.exchange = Exchange(request, self, 1 << 20)
-        self.status = 0
-        self.body = b""
-        self.headers: dict[str, str] = {}
-
-    def answer(
-        self,
-        request: HttpRequest,
-        status: int,
-        body: bytes,
-        content_type: str,
-        headers: Sequence[tuple[str, str]],
-    ) -> None:
-        """Keep the answer."""
-        self.status, self.body = status, body
-        self.headers = {**dict(headers), "Content-Type": content_type}
-
-    @property
-    def json(self) -> Any:
-        """The body of the answer."""
-        return json.loads(self.body)
 
 
 @pytest.fixture
@@ -60,9 +30,11 @@ def _ask(
     target: str,
     body: object = None,
     pages: "dict[str, Path] | None" = None,
-) -> _Caller:
-    service = RestInferenceService(services.inference, services.catalog, SystemClock(), pages or {})
-    caller = _Caller(method, target, b"" if body is None else json.dumps(body).encode())
+) -> RestCaller:
+    service = RestInferenceService(
+        services.inference, services.catalog, services.control, SystemClock(), pages or {}
+    )
+    caller = RestCaller(method, target, b"" if body is None else json.dumps(body).encode())
     service(caller.exchange)
     return caller
 
