@@ -34,6 +34,7 @@ from hloserve.export.proof_hints import (
     explain_failure,
     explain_nothing_proved,
     is_narrow,
+    near_notes,
     value_notes,
 )
 from hloserve.export.proof_inputs import nudge
@@ -96,7 +97,7 @@ def prove(
     return Proof(
         tuple(reports),
         tuple(spec.name for number, spec in enumerate(inputs) if number in unused_by_all),
-        tuple(value_notes(inputs, source.inputs, weights)),
+        (*value_notes(inputs, source.inputs, weights), *near_notes(reports)),
         tuple(bench.warnings),
     )
 

@@ -23,6 +23,9 @@ from hloserve.export.source import NamedArrays, Source
 
 __all__ = ["Bench", "Candidate", "ProofSettings", "Run"]
 
+_DRAWS_PER_VARIANT = 16
+"""`sample_inputs` does not know which variant is proved: it may give each in turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -156,15 +159,13 @@ class Bench:
         self, candidate: Candidate, shapes: Sequence[tuple[int, ...]], examples: Sequence[Array]
     ) -> list[Array] | None:
         """The author's own inputs; None, and a warning, where they are for another variant."""
-        assert self.settings.sample_inputs is not None
-        sampled = [
-            np.asarray(array, order="C")
-            for array in self.settings.sample_inputs(self._generator, candidate.size or 1)
-        ]
-        kinds = [(array.dtype, array.shape) for array in sampled]
         wanted = [(e.dtype, shape) for e, shape in zip(examples, shapes, strict=True)]
-        if kinds == wanted:
-            return sampled
+        kinds = []
+        for _ in range(_DRAWS_PER_VARIANT if candidate.variable else 1):
+            sampled = self._sample_once(candidate)
+            kinds = [(array.dtype, array.shape) for array in sampled]
+            if kinds == wanted:
+                return sampled
         text = (
             f"{candidate.file}: sample_inputs gave {_types(kinds)} for {candidate.size or 1} rows,"
             f" the program takes {_types(wanted)}"
@@ -173,6 +174,13 @@ class Bench:
             raise ProofFailed(self.settings.model, text)
         self.warnings.append(f"{text}; it was proved on values like the example's instead")
         return None
+
+    def _sample_once(self, candidate: Candidate) -> list[Array]:
+        assert self.settings.sample_inputs is not None
+        return [
+            np.asarray(array, order="C")
+            for array in self.settings.sample_inputs(self._generator, candidate.size or 1)
+        ]
 
     def _check_types(
         self, candidate: Candidate, wanted: Sequence[Array], got: Sequence[Array]

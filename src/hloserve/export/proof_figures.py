@@ -28,7 +28,15 @@ from hloserve.core.tensors import Array
 from hloserve.export.proof_inputs import epsilon, is_float
 from hloserve.export.report import OutputProof
 
-__all__ = ["Comparison", "compare", "default_tolerance", "judge", "row_signal", "signal_between"]
+__all__ = [
+    "TOLERANCES",
+    "Comparison",
+    "compare",
+    "default_tolerance",
+    "judge",
+    "row_signal",
+    "signal_between",
+]
 
 TOLERANCES = {
     "f64": 1e-9,
@@ -40,8 +48,8 @@ TOLERANCES = {
 }
 """Largest error of a float output, as a share of its signal, by the coarsest type it went through.
 
-Of f32: 50 layers and more give 1e-5 to 2e-4 by rounding alone, in any framework; a wrong operation
-or argument gives 1e-2 and more.
+Of f32: deep models give 1e-5 to 2e-4 by rounding alone, whatever runs them, and so does an
+operation that is approximated (GELU by tanh); a wrong operation or argument gives 1e-2 and more.
 """
 NEAR_TIES = 1e-3
 _LAST_BITS, _COARSEST = 4, 0.05

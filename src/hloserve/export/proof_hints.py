@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.export.proof_figures import compare
+from hloserve.export.proof_figures import TOLERANCES, compare
 from hloserve.export.proof_inputs import is_fixed, is_float
-from hloserve.export.report import OutputProof
+from hloserve.export.report import OutputProof, ProgramReport
 from hloserve.export.source import NamedArrays
 
-__all__ = ["explain_failure", "explain_nothing_proved", "is_narrow", "value_notes"]
+__all__ = ["explain_failure", "explain_nothing_proved", "is_narrow", "near_notes", "value_notes"]
 
 _NARROW = 30
 _MOST_BYTES = 1 << 20
@@ -139,6 +139,25 @@ def explain_nothing_proved(
         f"{file}: the outputs of the source ignore its inputs, so that nothing is proved (from one"
         f" input to another they move: {moves}); {step}"
     )
+
+
+def near_notes(programs: Sequence[ProgramReport]) -> list[str]:
+    """Outputs that pass by less than a factor of ten, where rounding usually leaves more room."""
+    near = [
+        (output, program.file)
+        for program in programs
+        for output in program.outputs
+        if output.is_proved and output.relative > output.tolerance / 10
+        if TOLERANCES.get(output.dtype) == output.tolerance <= TOLERANCES["f32"]
+    ]
+    near.sort(key=lambda found: found[0].relative)
+    worst = {output.name: (output, file) for output, file in near}
+    return [
+        f"output {output.name!r} of {file} is off by {output.relative:.1e} of its signal: that"
+        f" passes ({output.tolerance:.0e}), and is more than rounding leaves in most models; an"
+        " operation may be approximated"
+        for output, file in worst.values()
+    ]
 
 
 def value_notes(

@@ -350,3 +350,87 @@ def test_equal_weights_are_noted() -> None:
     proof = prove(source, [program], weights, specs(X), specs(Y), ProofSettings("m"))
 
     assert "2 of 2 weights equal another one" in proof.notes[0]
+
+
+def test_an_output_close_to_its_tolerance_is_noted() -> None:
+    """An approximated operation looks like rounding, but larger than that of most models."""
+    source = FunctionSource(lambda x: [x], x=example())
+    proof = prove_one(lambda x: (x * 1.0004,), source, [IOSpec("y", "f32", (1, 4))])
+
+    assert "an operation may be approximated" in proof.notes[0]
+
+
+def test_a_constant_output_costs_no_second_run_at_larger_sizes() -> None:
+    """That it is constant was found out at the smallest size."""
+    table = np.arange(4, dtype=np.float32)
+    source = FunctionSource(lambda x: [x * 2, table], x=example())
+    outputs = [Y, IOSpec("table", "f32", (4,))]
+    programs = [
+        candidate(lambda x: (x * 2, jnp.asarray(table)), [example(n)], n) for n in (1, 4, 8)
+    ]
+    proof = prove(source, programs, (), specs(X), specs(*outputs), ProofSettings("m"))
+
+    assert [program.inputs_run for program in proof.programs] == [2, 1, 1]
+
+
+def test_a_batch_axis_may_be_any_axis() -> None:
+    """Rows are compared along the axis that the spec names."""
+    time_first = IOSpec("x", "f32", (5, 1, 4), batch_axis=1)
+    x = RNG.standard_normal((5, 1, 4)).astype(np.float32)
+    source = FunctionSource(lambda x: [x.sum(0)], x=x)
+    program = candidate(lambda x: (x.sum(0),), [np.repeat(x, 3, 1)], 3)
+    proof = prove(source, [program], (), specs(time_first), specs(Y), ProofSettings("m"))
+
+    assert proof.programs[0].inputs_run == 1
+    assert proof.programs[0].outputs[0].is_proved
+
+
+def test_each_variant_is_proved_at_its_own_shape() -> None:
+    """Samples of the author that are of another variant are replaced, with a warning."""
+    source = FunctionSource(lambda x: [x.sum(-1)], x=example())
+    inputs = specs(IOSpec("x", "f32", (1, -1), batch_axis=0, letters="w"))
+    outputs = specs(IOSpec("y", "f32", (1,), batch_axis=0))
+    programs = [
+        candidate(lambda x: (x.sum(-1),), [np.zeros((2, w), np.float32)], 2, variable={"w": w})
+        for w in (4, 6)
+    ]
+
+    def sample(generator: np.random.Generator, rows: int) -> list[Array]:
+        return [generator.standard_normal((rows, 4)).astype(np.float32)]
+
+    settings = ProofSettings("m", sample_inputs=sample)
+    proof = prove(source, programs, (), inputs, outputs, settings)
+
+    assert [run[0].shape for run in source.runs] == [(2, 4), (2, 6)]
+    assert [program.variant for program in proof.programs] == [{"w": 4}, {"w": 6}]
+    assert "sample_inputs gave float32[2, 4] for 2 rows" in proof.warnings[0]
+
+
+def test_a_bool_output_is_proved() -> None:
+    """A threshold of floats is counted like integers."""
+    source = FunctionSource(lambda x: [x > 0], x=example(16))
+    proof = prove_one(lambda x: (x > 0,), source, [IOSpec("y", "bool", (16, 4))])
+
+    assert proof.programs[0].outputs[0].is_proved
+    assert proof.programs[0].outputs[0].signal > 0
+
+
+def test_a_program_that_xla_refuses_is_a_failed_proof() -> None:
+    """A custom call that nobody knows cannot be compiled."""
+    text = (
+        "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {"
+        "%0 = stablehlo.custom_call @nobody(%x) : (tensor<4xf32>) -> tensor<4xf32>"
+        " return %0 : tensor<4xf32> }"
+    )
+    source = FunctionSource(lambda x: [x], x=np.ones(4, np.float32))
+    program = Candidate("model.mlir", text.encode(), 0)
+    with pytest.raises(ProofFailed, match="XLA cannot compile it"):
+        prove(source, [program], (), specs(IOSpec("x", "f32", (4,))),
+              specs(IOSpec("y", "f32", (4,))), ProofSettings("m"))  # fmt: skip
+
+
+def test_a_program_with_more_results_than_outputs_is_refused() -> None:
+    """Every result is exported under a name."""
+    source = FunctionSource(lambda x: [x], x=example())
+    with pytest.raises(ProofFailed, match="returns 2 results for 1 outputs"):
+        prove_one(lambda x: (x, x), source, [IOSpec("y", "f32", (1, 4))])
