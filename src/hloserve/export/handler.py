@@ -157,7 +157,7 @@ def generic_handler(context: HandlerContext) -> DeferredExport:
                 f"input {tensor.name!r} has open axes (dims {shown}); write a handler that chooses"
                 " their sizes"
             )
-    from hloserve.export import export_torchscript
+    from hloserve.export.torchscript_source import export_torchscript
 
     rows = config.max_batch_size and 1
     return partial(

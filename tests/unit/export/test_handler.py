@@ -1,11 +1,13 @@
 """Handlers of an export list, and models that need none."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.export_targets import write_target
 
+from hloserve import load_manifest
 from hloserve.core.dtypes import BOOL, F32, I64, U8, by_token
 from hloserve.export.batch_run import ListRun, Outcome, RunListener, plan_run
 from hloserve.export.export_list import ListedModel, load_export_list
@@ -161,3 +163,30 @@ def test_handler_that_does_not_keep_its_contract_fails(
 
     assert ("failed" if told else "success") == outcome.verdict
     assert told in outcome.reason
+
+
+@pytest.mark.xla
+@pytest.mark.timeout(180)
+def test_torchscript_directory_needs_no_handler(tmp_path: Path) -> None:
+    """A TorchScript file with its config.pbtxt is exported, with its names and batch sizes."""
+    import torch
+
+    source = tmp_path / "triton" / "m"
+    _source(source, program=False)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(24, 10)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises against TorchScript; the user has it
+        torch.jit.save(torch.jit.script(net), source / "1" / "model.pt")
+    (tmp_path / "list.yaml").write_text(
+        "output_root: models\nreport_path: report.md\nsource_dirs: [triton]\n"
+    )
+    listed = load_export_list(tmp_path / "list.yaml")
+    run = ListRun(listed, plan_run(listed), RunListener())
+
+    run.run()
+
+    (outcome,) = run.outcomes
+    assert ("success", (1, 2, 4)) == (outcome.verdict, outcome.batch_sizes), outcome.reason
+    manifest = load_manifest(tmp_path / "models" / "m")
+    assert ["image"] == [spec.name for spec in manifest.inputs]
+    assert ["logits"] == [spec.name for spec in manifest.outputs]
