@@ -120,6 +120,8 @@ def _export_target(
     from hloserve.export.batch_run import Outcome, run_deferred
     from hloserve.export.target import importing_from, load_target
 
+    if report_path is not None and not report_path.parent.is_dir():
+        raise click.UsageError(f"--report: there is no directory {str(report_path.parent)!r}")
     options = _exporter_options(given, target)
     name = options.get("name", target.name)
     progress = build_progress()

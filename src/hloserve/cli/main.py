@@ -49,6 +49,7 @@ def cli() -> None:
     Examples:
       hloserve demo                        serve a small model that comes with the package
       hloserve serve models/               serve every bundle of a model repository
+      hloserve export models.yaml          make bundles of trained models
       hloserve show models/resnet          what a bundle holds
       hloserve check models/resnet         everything that is wrong with it
       hloserve infer resnet image=cat.npy  ask a running server

@@ -133,6 +133,7 @@ def test_dry_run_says_what_would_be_done(
         (["t.py:good", "--out", "m", "--tolerance", "0"], 2, "tolerance"),
         (["t.py:good", "--out", "m", "--only", "a"], 2, "--only is for a list of models"),
         (["list.yaml", "--out", "m", "--asset", "t.py"], 2, "--out, --asset is for a target"),
+        (["t.py:good", "--out", "m", "--report", "a/b"], 2, "--report: there is no directory 'a'"),
         (["list.yaml", "--force"], 2, "--force needs --only"),
         (["list.yaml", "--only", "god"], 2, "no model is called 'god'; did you mean 'good'?"),
         (["absent.yaml"], 2, "absent.yaml: cannot be read: No such file"),
