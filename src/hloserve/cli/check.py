@@ -56,14 +56,21 @@ def check(
       hloserve check models/ --json
     """
     from hloserve.models.bundle_check import check_bundle
+    from hloserve.models.program_probe import ProgramProbe
 
     reports = []
     open_backend = cache(_open_cpu) if runs_programs else None
-    for bundle in _all_bundles(bundles):
-        report = check_bundle(bundle, runs_hooks=not no_hooks, open_backend=open_backend)
-        reports.append(report)
-        if not as_json:
-            _print(report)
+    with ProgramProbe() as probe:
+        for bundle in _all_bundles(bundles):
+            report = check_bundle(
+                bundle,
+                runs_hooks=not no_hooks,
+                open_backend=open_backend,
+                probe=probe.try_to_read,
+            )
+            reports.append(report)
+            if not as_json:
+                _print(report)
     if as_json:
         print_json(describe_reports(reports))
     elif len(reports) > 1:

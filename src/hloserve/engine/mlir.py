@@ -96,9 +96,15 @@ def read_program(artifact: bytes, source: str) -> MlirProgram:
     """
     context = _new_context()
     module = _parse(artifact, context, source)
-    device_count = _device_count(module.operation.attributes)
-    custom_calls = strip_annotations(module, source)
-    signature, version = _signature_of(module, source), _version_of(artifact)
+    try:
+        device_count = _device_count(module.operation.attributes)
+        custom_calls = strip_annotations(module, source)
+        signature, version = _signature_of(module, source), _version_of(artifact)
+    except (RuntimeError, ValueError) as error:  # names that are no text; endless nesting
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        raise ProgramProblem(
+            source, f"a program with damaged content ({reason}); copy or export it again"
+        ) from error
     return MlirProgram(signature, module, source, custom_calls, version, device_count)
 
 
@@ -158,7 +164,10 @@ class Diagnostics:
         self._handler.detach()
 
     def _collect(self, diagnostic: Any) -> bool:
-        self._messages.append(str(diagnostic.message))
+        try:
+            self._messages.append(str(diagnostic.message))
+        except (RuntimeError, ValueError):  # it quotes bytes of the file that are no text
+            self._messages.append("its content is damaged")
         return True
 
     def text(self) -> str:
@@ -246,6 +255,11 @@ def _version_of(artifact: bytes) -> str:
 def _device_count(attributes: Any) -> int:
     names = ("mhlo.num_partitions", "mhlo.num_replicas")
     return math.prod(ir.IntegerAttr(attributes[name]).value for name in names if name in attributes)
+
+
+def bytecode_of(program: MlirProgram) -> bytes:
+    """The program as MLIR bytecode: equal programs give equal bytes with one version of jaxlib."""
+    return _bytecode(program.module)
 
 
 def _bytecode(module: Any) -> bytes:

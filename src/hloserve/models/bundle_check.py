@@ -88,11 +88,19 @@ class BundleReport:
         self.path = Path(self.path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    runs_hooks: bool
+    open_backend: Callable[[], Backend] | None
+    probe: Callable[[Path], str] | None
+
+
 def check_bundle(
     bundle: str | Path,
     *,
     runs_hooks: bool = True,
     open_backend: Callable[[], Backend] | None = None,
+    probe: Callable[[Path], str] | None = None,
 ) -> BundleReport:
     """Check a bundle directory.
 
@@ -100,6 +108,8 @@ def check_bundle(
         bundle: the directory; whoever wrote it.
         runs_hooks: execute its hook file, as a server would.
         open_backend: opens the device on which each program is run once; None runs none.
+        probe: says why a program file must not be read in this process, or nothing
+            (`hloserve.models.program_probe`); None trusts the files that far.
 
     Returns:
         The report; nothing is raised for what is wrong with the bundle.
@@ -115,15 +125,14 @@ def check_bundle(
         report.not_checked |= dict.fromkeys(PARTS[1:-1], _MANIFEST_FIRST)
         return report
     with ExitStack() as held:
-        _check_parts(report, manifest, runs_hooks, open_backend, held)
+        _check_parts(report, manifest, _Options(runs_hooks, open_backend, probe), held)
     return report
 
 
 def _check_parts(
     report: BundleReport,
     manifest: Manifest,
-    runs_hooks: bool,
-    open_backend: Callable[[], Backend] | None,
+    options: _Options,
     held: ExitStack,
 ) -> None:
     report.checked += ["manifest", "files"]
@@ -135,11 +144,11 @@ def _check_parts(
     if weights is not None:
         held.callback(weights.close)
     report.findings += check_version(manifest, weights)
-    planned = _check_programs(report, manifest, files, weights)
-    if runs_hooks:
+    planned = _check_programs(report, manifest, files, weights, options.probe)
+    if options.runs_hooks:
         _check_hooks(report, manifest)
-    if open_backend is not None and not manifest.is_meta:
-        _run(report, manifest, planned, weights, open_backend)
+    if options.open_backend is not None and not manifest.is_meta:
+        _run(report, manifest, planned, weights, options.open_backend)
 
 
 def _find_files(report: BundleReport, manifest: Manifest) -> Sequence[ProgramFile]:
@@ -170,6 +179,7 @@ def _check_programs(
     manifest: Manifest,
     files: Sequence[ProgramFile],
     weights: WeightsFile | None,
+    probe: Callable[[Path], str] | None,
 ) -> list[PlannedProgram]:
     if manifest.is_meta:
         return []
@@ -183,7 +193,11 @@ def _check_programs(
         return []
     report.checked.append("programs")
     for file in files:
-        _guarded(report, file.path.name, partial(_read, report, reading, file))
+        why_not = probe(file.path) if probe else ""
+        if why_not:
+            report.findings += errors_at(file.path.name, [why_not])
+        else:
+            _guarded(report, file.path.name, partial(_read, report, reading, file))
     report.programs = reading.facts
     report.findings += errors_at(".", differing_results(reading.planned, manifest))
     _, warnings = all_outputs(manifest, reading.planned)

@@ -479,13 +479,11 @@ def test_run_of_a_monstrous_shape_is_left_out(tmp_path: Path, backend: XlaBacken
 def test_endlessly_nested_program_is_an_error(tmp_path: Path) -> None:
     """A hostile file ends in a sentence."""
     bundle = _write(tmp_path)
-    depth = 3000
-    text = "module { func.func @main() { " + '"x.y"() ({ ' * depth + "}) : () -> () " * depth
-    (bundle / "model.b4.mlir").write_text(text + " return } }")
+    (bundle / "model.b4.mlir").write_text("module {" * 1500 + "}" * 1500)
 
     (error,) = check_bundle(bundle).errors
     assert "model.b4.mlir" == error.place
-    assert len(error.text) < 1000
+    assert "damaged content (RecursionError" in error.text
 
 
 # ---- without XLA
