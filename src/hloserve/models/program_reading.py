@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from hloserve.bundle.findings import Finding, errors_at
+from hloserve.bundle.findings import Finding, errors_at, warnings_at
 from hloserve.bundle.layout import ProgramFile
 from hloserve.bundle.manifest import Manifest
 from hloserve.engine.backend import Program, ProgramReader
@@ -69,6 +69,7 @@ class ProgramReading:
         self._manifest = manifest
         self._weights = weights
         self._reader = _KeepingReader()
+        self._told: set[str] = set()
 
     def read(self, file: ProgramFile) -> list[Finding]:
         """Read and judge one file."""
@@ -93,7 +94,23 @@ class ProgramReading:
                 custom_calls=tuple(sorted(program.custom_calls)),
             )
         )
-        return findings + check_portability(program)
+        return findings + check_portability(program) + self._ignored_inputs(program)
+
+    def _ignored_inputs(self, program: "MlirProgram") -> list[Finding]:
+        """Inputs that change nothing; each is told once, not again for every batch size."""
+        from hloserve.engine.mlir import unused_arguments
+
+        inputs = self._manifest.executable_inputs
+        names = [
+            inputs[number].name for number in unused_arguments(program) if number < len(inputs)
+        ]
+        texts = [
+            f"the program ignores input {name!r}: whatever clients send, the answer is the same"
+            for name in names
+            if name not in self._told
+        ]
+        self._told.update(names)
+        return warnings_at(program.source, texts)
 
 
 class _KeepingReader(ProgramReader):

@@ -336,6 +336,14 @@ def test_random_numbers_are_told(tmp_path: Path) -> None:
     assert any("random numbers that differ" in finding.text for finding in report.warnings)
 
 
+def test_ignored_input_is_told_once(tmp_path: Path) -> None:
+    """A model that ignores what it is given is seldom meant; unused weights often are."""
+    programs = {n: _artifact(lambda x, w, b: w[:1] * 0 + 1, (n, 4), (1, 3), (3,)) for n in (1,)}
+    bundle = _write(tmp_path, modules=programs, weights={**WEIGHTS, "w": np.ones((1, 3), "f4")})
+
+    assert "model.b1.mlir: the program ignores input 'x': whatever" in _one_warning(bundle)
+
+
 def test_text_is_not_a_portable_artifact(tmp_path: Path) -> None:
     """It is served, but only here; artifacts tell which jaxlib reads them."""
     bundle = _write(tmp_path)
@@ -415,7 +423,7 @@ def test_outputs_that_are_not_finite_are_counted(
     """NaN and both infinities, per output."""
     bundle = _write(tmp_path, modules={4: _artifact(function, (4, 4), (4, 3), (3,))})
 
-    (warning,) = _run(bundle, backend).warnings
+    (warning,) = [f for f in _run(bundle, backend).warnings if "ignores input" not in f.text]
 
     assert "output 'y' of random inputs holds" in warning.text
     assert says in warning.text
