@@ -130,6 +130,11 @@ def _declare_outputs(
             batch_axis = _find_batch_axis(name, [*shapes, *probed], findings, notes)
             if given is not None:
                 _check_given_axis(name, given[index], batch_axis, findings)
+            if batch_axis is None:
+                notes.append(
+                    f"output {name!r} has no batch axis, so requests of several clients are not"
+                    " merged into one batch"
+                )
         shape = _declared_shape(name, batch_axis, shapes, findings)
         letters = settings.axis_letters.get(name)
         specs.append(IOSpec(name, first[index].dtype, shape, batch_axis, letters))

@@ -5,7 +5,7 @@ ordered. What does not: Flax and Equinox, which make such a function of a module
 (`hloserve.export.flax_source`, `hloserve.export.equinox_source`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,7 @@ class JaxSource:
         def program(*arguments: Any) -> list[Any]:
             nonlocal names
             names, results = self._call(arguments)
+            notes.extend(_wide_notes(names, results, {each.dtype for each in arguments}))
             return results
 
         program.__wrapped__ = self._function  # type: ignore[attr-defined]  # whose closure is looked at
@@ -265,6 +266,19 @@ def _named_results(result: Any, model: str) -> tuple[tuple[str, ...], list[Any]]
     if findings:
         raise ExportProblem(model, [f"{f}; choose with output_select" for f in findings])
     return tuple(names), arrays
+
+
+def _wide_notes(
+    names: Sequence[str], results: Sequence[Any], given: Collection[np.dtype[Any]]
+) -> list[str]:
+    """Say that 64-bit integers among the arguments made JAX's floats 64 bits wide."""
+    wide = np.dtype(np.float64)
+    return [
+        f"result {name!r} is float64, though no argument is: with 64-bit integers among them, JAX"
+        " makes new arrays 64 bits wide; give these a dtype"
+        for name, result in zip(names, results, strict=True)
+        if result.dtype == wide and wide not in given
+    ]
 
 
 def _output_name(path: Sequence[Any]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import hloserve
 from hloserve.bundle.layout import program_name
 from hloserve.bundle.writing import write_bundle
+from hloserve.core.errors import ProofFailed
 from hloserve.export.artifact import OLDEST_TARGET, Artifact, serialise_program
 from hloserve.export.interface import Interface, declare_interface
 from hloserve.export.options import ExportOptions
@@ -46,8 +47,34 @@ def export_source(source: Source, options: ExportOptions) -> ExportReport:
     """
     settings = resolve_settings(source, options)
     clock = _PhaseClock()
+    try:
+        export = _trace_and_prove(source, settings, clock)
+    except ProofFailed as failure:
+        if settings.is_dynamic or not settings.batch_sizes:
+            raise
+        # A model that compares the batch size in Python is traced as if it were no particular one.
+        why = f"one trace for all sizes does not do what the model does ({failure.findings[0]})"
+        export = _trace_and_prove(source, settings, clock, why)
+    with clock.phase("write"):
+        _write(source, settings, export)
+    return _report(source, settings, export, clock.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """What is ready to be written."""
+
+    made: ProgramSet
+    interface: Interface
+    files: list["_ProgramFile"]
+    proof: Proof
+
+
+def _trace_and_prove(
+    source: Source, settings: Settings, clock: "_PhaseClock", why_per_size: str = ""
+) -> _Export:
     with clock.phase("trace"):
-        made = trace_programs(source, settings)
+        made = trace_programs(source, settings, why_per_size)
         interface = declare_interface(settings, made)
         files = _program_files(settings, made, interface)
     with clock.phase("proof"):
@@ -65,13 +92,11 @@ def export_source(source: Source, options: ExportOptions) -> ExportReport:
                 progress=settings.progress,
             ),
         )
-    with clock.phase("write"):
-        _write(source, settings, made, interface, files, proof)
-    return _report(source, settings, made, interface, files, proof, clock.seconds)
+    return _Export(made, interface, files, proof)
 
 
 class _PhaseClock:
-    """How long each phase took, in seconds."""
+    """How long each phase took, in seconds, all times together."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -79,8 +104,11 @@ class _PhaseClock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - started
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +148,10 @@ def _serialise(settings: Settings, program: Any) -> Artifact:
     return serialise_program(program, settings.target_version, settings.name)
 
 
-def _write(
-    source: Source,
-    settings: Settings,
-    made: ProgramSet,
-    interface: Interface,
-    files: list[_ProgramFile],
-    proof: Proof,
-) -> None:
+def _write(source: Source, settings: Settings, export: _Export) -> None:
+    interface = export.interface
     modules: dict[Any, Any] = {}
-    for file in files:
+    for file in export.files:
         of_variant = modules
         if interface.variant_sizes:
             of_variant = modules.setdefault(interface.variant_sizes[file.variant], {})
@@ -141,11 +163,11 @@ def _write(
         interface.inputs,
         interface.outputs,
         modules,
-        list(made.weights),
+        list(export.made.weights),
         client_inputs=settings.client_inputs,
         client_outputs=settings.client_outputs,
         input_shapes=interface.variant_sizes or None,
-        provenance=_provenance(source, settings, files, proof),
+        provenance=_provenance(source, settings, export),
         description=settings.description,
         files=settings.files,
         overwrite=settings.overwrite,
@@ -153,9 +175,7 @@ def _write(
     )
 
 
-def _provenance(
-    source: Source, settings: Settings, files: list[_ProgramFile], proof: Proof
-) -> Mapping[str, object]:
+def _provenance(source: Source, settings: Settings, export: _Export) -> Mapping[str, object]:
     """What is known of this export; the author's own entries win, and None takes one out."""
     base: dict[str, object] = {
         "source_framework": source.framework,
@@ -163,15 +183,14 @@ def _provenance(
         "hloserve_version": hloserve.__version__,
         "python_version": platform.python_version(),
         "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "stablehlo_version": max(file.candidate.target_version for file in files),
+        "stablehlo_version": max(file.candidate.target_version for file in export.files),
         **source.provenance,
     }
     if settings.matmul_precision is not None:
         base["matmul_precision"] = settings.matmul_precision
     if settings.compile_options:
         base["compile_options"] = dict(settings.compile_options)
-    if proof.programs:
-        base["proof"] = output_proofs(proof.programs)
+    base["proof"] = output_proofs(export.proof.programs)
     merged = base | dict(settings.provenance)
     return {key: value for key, value in merged.items() if value is not None}
 
@@ -186,14 +205,10 @@ def _version_notes(files: list[_ProgramFile]) -> list[str]:
 
 
 def _report(
-    source: Source,
-    settings: Settings,
-    made: ProgramSet,
-    interface: Interface,
-    files: list[_ProgramFile],
-    proof: Proof,
-    seconds: Mapping[str, float],
+    source: Source, settings: Settings, export: _Export, seconds: Mapping[str, float]
 ) -> ExportReport:
+    made, proof = export.made, export.proof
+    versions = _version_notes(export.files)
     return ExportReport(
         name=settings.name,
         directory=settings.directory,
@@ -205,6 +220,6 @@ def _report(
         bundle_bytes=sum(path.stat().st_size for path in settings.directory.iterdir()),
         seconds=seconds,
         unused_inputs=proof.unused_inputs,
-        notes=(*made.notes, *interface.notes, *_version_notes(files), *proof.notes),
+        notes=(*made.notes, *export.interface.notes, *versions, *proof.notes),
         warnings=proof.warnings,
     )

@@ -58,22 +58,27 @@ class ProgramSet:
     notes: tuple[str, ...] = ()
 
 
-def trace_programs(source: Source, settings: Settings) -> ProgramSet:
+def trace_programs(source: Source, settings: Settings, why_per_size: str = "") -> ProgramSet:
     """Trace a source for every variant and size.
+
+    Args:
+        source: the model.
+        settings: of the export.
+        why_per_size: not empty when a trace with an open batch is known not to do, and why.
 
     Raises:
         ExportProblem: the model cannot or must not be exported, or two traces of it differ.
     """
-    return _Tracer(source, settings).trace_all()
+    return _Tracer(source, settings, why_per_size).trace_all()
 
 
 class _Tracer:
     """Traces one source; its `made` grows with each trace."""
 
-    def __init__(self, source: Source, settings: Settings) -> None:
+    def __init__(self, source: Source, settings: Settings, why_per_size: str) -> None:
         self._source, self._settings = source, settings
         self._traces = 0
-        self._why_per_size = ""
+        self._why_per_size = why_per_size
         self.made = ProgramSet()
 
     def trace_all(self) -> ProgramSet:

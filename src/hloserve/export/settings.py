@@ -16,9 +16,11 @@ from typing import Any, cast, get_args
 
 from hloserve.bundle.axes import is_whole
 from hloserve.bundle.findings import describe, listing, repeated
-from hloserve.bundle.io_spec import IOSpec
+from hloserve.bundle.io_spec import IOSpec, build_specs
 from hloserve.bundle.layout import is_bundle_name
-from hloserve.bundle.manifest import bundle_name
+from hloserve.bundle.manifest import MANIFEST_FILE, bundle_name
+from hloserve.bundle.manifest_text import PATCH_FILE
+from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
 from hloserve.export.compile_options import check_compile_options
@@ -34,6 +36,7 @@ DEFAULT_DYNAMIC_SIZES = (1, 2, 4, 8, 16, 32)
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HOOK_FILE = "model.py"
+_OWN_FILES = (MANIFEST_FILE, DEFAULT_WEIGHTS_FILE, PATCH_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +218,7 @@ def _read_client(
     if not all(isinstance(spec, IOSpec) for spec in specs):
         findings.append(f"{option}: must be IOSpec, got {describe(given)}")
         return None
+    build_specs(option, specs, findings)
     return specs
 
 
@@ -257,6 +261,8 @@ def _read_files(options: ExportOptions, findings: list[str]) -> dict[str, bytes]
     for option, name, path in wanted:
         if name in files:
             findings.append(f"{option}: {name!r} is included twice; names are unique")
+        if name in _OWN_FILES or name.endswith(".mlir"):
+            findings.append(f"{option}: {name!r} is a name that the bundle uses itself; rename it")
         try:
             files[name] = path.read_bytes()
         except OSError as error:

@@ -268,3 +268,14 @@ def test_settings_of_jax_are_as_before(tmp_path: Path) -> None:
 
     assert before == (jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion)
     assert jnp.zeros(1).dtype == np.float32
+
+
+def test_floats_that_64_bit_integers_made_wide_are_reported(tmp_path: Path) -> None:
+    """With 64-bit integers among the inputs, arrays without a dtype come out 64 bits wide."""
+    ids = np.arange(3, dtype=np.int64)
+
+    wide = _export(tmp_path / "wide", lambda ids: ids * jnp.ones(3), {"ids": ids})
+    narrow = _export(tmp_path / "narrow", lambda ids: ids * jnp.ones(3, np.float32), {"ids": ids})
+
+    assert any("result 'output' is float64" in note for note in wide.notes)
+    assert not any("float64" in note for note in narrow.notes)

@@ -462,3 +462,27 @@ def test_target_version_above_this_jaxlib_s_leaves_nothing(tmp_path: Path) -> No
         export_jax(_predict, (_X,), [("w", _W)], dir=tmp_path / "model", target_version="1.99.0")
 
     assert [] == list(tmp_path.iterdir())
+
+
+def test_model_that_compares_the_batch_size_is_traced_per_size_after_all(tmp_path: Path) -> None:
+    """A comparison with an open batch size is never true; the proof finds that out."""
+
+    def predict(x: Any, w: Any) -> Any:
+        return x @ w if x.shape[0] == 1 else jnp.tanh(x @ w)
+
+    source, options = _source(predict, tmp_path, batch_sizes=[1, 4])
+
+    report = export_source(source, options)
+
+    assert [[("batch", 4)], [(1, 4)], [(4, 4)]] == source.shapes
+    assert "does not do what the model does" in report.tracing
+    assert 2 == sum(1 for program in report.programs if program.inputs_run)
+
+
+def test_output_without_a_batch_axis_is_reported(tmp_path: Path) -> None:
+    """Such an output keeps requests from sharing a batch, which an author may not expect."""
+    report = export_jax(
+        lambda x, w: (x @ w, w * 2), (_X,), [("w", _W)], dir=tmp_path / "model", batch_sizes=[1, 2]
+    )
+
+    assert any("'output_1' has no batch axis" in note for note in report.notes)

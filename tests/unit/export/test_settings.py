@@ -135,6 +135,7 @@ def test_single_array_is_a_variant(tmp_path: Path) -> None:
         ),
         ({"shape_variants": [(_X[0],)]}, "expected float32 with 3 axes"),
         ({"client_inputs": ["x"]}, "client_inputs: must be IOSpec"),
+        ({"client_inputs": [IOSpec("x", "f33", (1,))]}, "client_inputs[0] 'x': dtype 'f33'"),
         ({"matmul_precision": "exact"}, "matmul_precision: must be one of 'default', 'high'"),
         ({"target_version": "1.0"}, "target_version: must be a StableHLO version"),
         ({"tolerance": 0}, "tolerance: must be a share above 0"),
