@@ -21,6 +21,7 @@ from hloserve.cli.config import config
 from hloserve.cli.demo import demo
 from hloserve.cli.export import export
 from hloserve.cli.infer import infer
+from hloserve.cli.inspect_torchscript import inspect_torchscript
 from hloserve.cli.printing import error_text
 from hloserve.cli.serve import serve
 from hloserve.cli.show import show
@@ -56,7 +57,18 @@ def cli() -> None:
     """
 
 
-for _command in (serve, demo, show, check, export, compare, infer, status, config):
+for _command in (
+    serve,
+    demo,
+    show,
+    check,
+    export,
+    compare,
+    infer,
+    status,
+    config,
+    inspect_torchscript,
+):
     cli.add_command(_command)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hloserve.export.provenance import collect_provenance
     from hloserve.export.report import ExportReport
     from hloserve.export.torch_source import export_pytorch
+    from hloserve.export.torchscript_source import export_torchscript
 
 _HOMES = {
     "ExportOptions": "hloserve.export.options",
@@ -39,6 +40,7 @@ _HOMES = {
     "export_jax": "hloserve.export.jax_source",
     "export_pytorch": "hloserve.export.torch_source",
     "export_source": "hloserve.export.pipeline",
+    "export_torchscript": "hloserve.export.torchscript_source",
     "write_bundle": "hloserve.bundle",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "export_jax",
     "export_pytorch",
     "export_source",
+    "export_torchscript",
     "write_bundle",
 ]
 
