@@ -237,3 +237,41 @@ def test_memory_is_reported_in_bytes_or_not_at_all(case: Case) -> None:
     memory = case.backend.memory()
 
     assert memory is None or memory.in_use_bytes >= 0
+
+
+def test_restored_executable_computes_the_same(case: Case) -> None:
+    """What was serialised for a program serves as well as what was compiled."""
+    kinds = ["tensor<2x3xf32>", "tensor<3xf32>"], ["tensor<2x3xf32>"]
+    program = case.backend.read_program(case.write("scale", *kinds), "model.mlir")
+    compiled = case.backend.compile(program, "m")
+    payload = case.backend.serialise(compiled)
+    assert payload is not None
+
+    restored = case.backend.restore(payload, program, "m")
+
+    x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 2, 3], np.float32)
+    (expected,), (got,) = case.run(compiled, x, w), case.run(restored, x, w)
+    np.testing.assert_array_equal(expected, got)
+    assert compiled.signature == restored.signature
+
+
+def test_key_of_a_compiled_program_tells_programs_apart(case: Case) -> None:
+    """The same program has the same key each time it is read; another type is another program."""
+
+    def key(kind: str) -> str:
+        artifact = case.write("identity", [kind], [kind])
+        return case.backend.cache_key(case.backend.read_program(artifact, "model.mlir"))
+
+    assert key("tensor<2xf32>") == key("tensor<2xf32>")
+    assert len({key(f"tensor<{kind}>") for kind in ("2xf32", "3xf32", "2xi32", "2x1xf32")}) == 4
+    assert set(key("tensor<2xf32>")) <= set("0123456789abcdef")
+
+
+@pytest.mark.parametrize("payload", [b"", b"nonsense"])
+def test_payload_that_cannot_be_restored_is_a_failure(case: Case, payload: bytes) -> None:
+    """One of our own errors, whatever the library raises."""
+    artifact = case.write("identity", ["tensor<2xf32>"], ["tensor<2xf32>"])
+    program = case.backend.read_program(artifact, "model.mlir")
+
+    with pytest.raises(BackendFailed):
+        case.backend.restore(payload, program, "m")

@@ -106,7 +106,9 @@ class RecordingProgress(NoProgress):
         self.events.append(("programs", name, programs))
 
     @override
-    def program_compiled(self, name: str, program: str, seconds: float) -> None:
+    def program_compiled(
+        self, name: str, program: str, seconds: float, *, is_restored: bool
+    ) -> None:
         self.events.append(("compiled", name, program))
 
     @override

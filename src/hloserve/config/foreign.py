@@ -32,8 +32,6 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("runtime", "shared_host_weights"): _LATER,
     ("runtime", "shared_host_weights_mode"): _LATER,
     ("runtime", "weights_migration"): f"{_LATER}: weights are read as they are",
-    ("runtime", "executable_cache"): f"{_LATER}: programs are compiled at every start",
-    ("runtime", "batch_sizes"): f"{_LATER}: every compiled size is loaded",
     ("scheduler", "ema_halflife_seconds"): _LATER,
     ("scheduler", "recency_penalty_cap"): _LATER,
     ("scheduler", "coalescing_discount"): _LATER,

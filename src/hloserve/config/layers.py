@@ -147,8 +147,15 @@ def _read_one(
     except ValueRefused as refusal:
         return ConfigProblem(origin.where, at, str(refusal))
     if setting.reading.unit == "path" and origin.base is not None:
-        value = tuple(str(origin.base / part) for part in value)
+        value = _relative_to(origin.base, value)
     return Given(path, value, origin.source)
+
+
+def _relative_to(base: FilePath, value: Any) -> Any:
+    """Paths in a file are relative to its directory; an empty one stays empty."""
+    if isinstance(value, str):
+        return str(base / value) if value else value
+    return tuple(str(base / part) for part in value)
 
 
 def _read_tree(tree: object, path: Path, origin: _Origin) -> Found:

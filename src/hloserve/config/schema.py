@@ -54,6 +54,8 @@ Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 Path: TypeAlias = Annotated[str, _meta(Reading(unit="path"), min_length=1, max_length=4096)]
 
+OptionalPath: TypeAlias = Annotated[str, _meta(Reading(unit="path"), max_length=4096)]
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A block of the node file."""
@@ -77,6 +79,21 @@ class RuntimeConfig(_Section, frozen=True, kw_only=True):
     allow_cpu_fallback: bool = True
     """When `cuda` was asked for and cannot start: serve on the CPU, with a warning in the log at
     start (true), or end with an error (false)."""
+
+    batch_sizes: Literal["all", "largest"] = "all"
+    """Which of the compiled batch sizes of each model to load: `all`, or the `largest` only, which
+    starts quicker and takes less memory, and pads every batch to that size."""
+
+    executable_cache: bool = True
+    """Keep compiled programs on disk, so that the next start compiles nothing."""
+
+    executable_cache_dir: OptionalPath = ""
+    """Where to keep them, for all models. Empty keeps those of a model in the directory `.cache` of
+    its bundle; set it where bundles are read-only. They are machine code: whoever may write there
+    runs code in this server."""
+
+    executable_cache_bytes: PositiveBytes = 4 * 2**30
+    """Most bytes of one such directory; the least recently used programs are removed first."""
 
     load_threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     """Number of bundles that are loaded at once; `auto` is the number of CPUs, at most 4."""

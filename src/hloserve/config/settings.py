@@ -187,7 +187,8 @@ def _describe(info: inspect.Type) -> tuple[str, str]:
             kind = known[0][0] if len(known) == 1 else "int_or_word"
             return kind, _one_of([words for _, words in known])
         case _:
-            return "str", "a text that is not empty"
+            is_needed = getattr(info, "min_length", None)
+            return "str", f"a text{' that is not empty' if is_needed else ''}"
 
 
 def _one_of(words: Sequence[str]) -> str:

@@ -119,6 +119,39 @@ class Backend(ProgramReader, Protocol):
         """
         ...
 
+    def cache_key(self, program: Program) -> str:
+        """Name what `compile` makes of a program: equal keys, equal machine code.
+
+        It depends on the program and on all that changes the result: the compiler and its version,
+        its options and flags, the device, the processor.
+
+        Args:
+            program: of static types.
+
+        Returns:
+            Lower-case hexadecimal digits: part of a file name.
+
+        Threading: any thread.
+        """
+        ...
+
+    def serialise(self, executable: Executable) -> bytes | None:
+        """Write an executable down for `restore`; None when the device cannot.
+
+        Threading: any thread.
+        """
+        ...
+
+    def restore(self, payload: bytes, program: Program, model: str) -> Executable:
+        """Make an executable of what `serialise` wrote for the same key.
+
+        Raises:
+            BackendFailed: it cannot; the cause is chained.
+
+        Threading: any thread.
+        """
+        ...
+
     def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
         """Put host arrays on the device, one buffer each, in order.
 

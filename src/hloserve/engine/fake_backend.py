@@ -11,6 +11,7 @@ A program is a JSON text::
 `inputs` are the executable inputs, then the weights. An open extent, ``?``, fits any.
 """  # noqa: E501  # a program is one line
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -187,6 +188,23 @@ class FakeBackend(Backend):
     def compile(self, program: Program, model: str) -> Executable:
         assert isinstance(program, FakeProgram), "a program of another backend"
         self.compiled.append(model)
+        return program
+
+    @override
+    def cache_key(self, program: Program) -> str:
+        assert isinstance(program, FakeProgram), "a program of another backend"
+        return hashlib.sha256(f"{program.function} {program.signature}".encode()).hexdigest()
+
+    @override
+    def serialise(self, executable: Executable) -> bytes | None:
+        assert isinstance(executable, FakeProgram), "an executable of another backend"
+        return executable.function.encode()
+
+    @override
+    def restore(self, payload: bytes, program: Program, model: str) -> Executable:
+        assert isinstance(program, FakeProgram), "a program of another backend"
+        if payload != program.function.encode():
+            raise BackendFailed("restoring", model, "the payload is of another program")
         return program
 
     @override

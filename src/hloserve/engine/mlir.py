@@ -47,6 +47,7 @@ except (ImportError, AttributeError) as moved:
 __all__ = [
     "Diagnostics",
     "MlirProgram",
+    "bytecode_of",
     "one_line",
     "read_program",
     "refine_program",

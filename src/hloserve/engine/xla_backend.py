@@ -13,8 +13,13 @@ Rules.
    without the handover to another thread it takes a third of the time.
 """
 
+import hashlib
+import json
+import os
+import platform as platform_module
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -38,6 +43,7 @@ try:
 except ImportError as missing:
     raise MissingExtra("server", "running StableHLO programs", missing) from missing
 try:
+    import jaxlib.version
     from jax._src.core import ShapedArray
     from jax.sharding import SingleDeviceSharding
     from jaxlib import _jax, xla_client
@@ -52,6 +58,7 @@ except (ImportError, AttributeError) as moved:
 
 __all__ = ["XlaBackend", "XlaExecutable", "client_options", "request_memory"]
 
+_COMPILER_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS", "JAX_PLATFORMS")
 _NEEDED = re.compile(r"allocat\w*\s+(\d+)")
 _AVALS_KEPT = 8192
 
@@ -108,6 +115,17 @@ class XlaBackend(Backend):
         self._sharding = SingleDeviceSharding(self._device)
         self._avals: dict[tuple[Any, Any], Any] = {}
         self._fetch_ahead = platform != "cpu"
+        self._identity = json.dumps(
+            {
+                "jaxlib": jaxlib.version.__version__,
+                "platform": [platform, str(self._client.platform_version)],
+                "device": [self.device_kind, str(getattr(self._device, "compute_capability", ""))],
+                "options": _compile_options().SerializeAsString().hex(),
+                "flags": {name: os.environ.get(name, "") for name in _COMPILER_VARIABLES},
+                "processor": processor_identity() if platform == "cpu" else "",
+            },
+            sort_keys=True,
+        )
 
     @property
     @override
@@ -135,14 +153,10 @@ class XlaBackend(Backend):
             None in kind.shape for kind in (*program.signature.inputs, *program.signature.outputs)
         ):
             raise BackendFailed("compiling", model, f"extents are open: {program.signature}")
-        if any(target.startswith("lapack_") for target in program.custom_calls):
-            _lapack.initialize()  # jax does so when it lowers; without it a call is a null pointer
-        options = xla_client.CompileOptions()
-        options.num_replicas = 1
-        options.num_partitions = 1
+        _prepare_calls(program)
         try:
             loaded = self._client.compile_and_load(
-                program.module, _jax.DeviceList((self._device,)), options
+                program.module, _jax.DeviceList((self._device,)), _compile_options()
             )
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
             if str(error).startswith("NOT_FOUND"):
@@ -151,6 +165,36 @@ class XlaBackend(Backend):
                 )
                 raise BackendFailed("compiling", model, reason) from error
             raise _translated("compiling", model, error) from error
+        return self._executable(program, loaded, model)
+
+    @override
+    def cache_key(self, program: Program) -> str:
+        assert isinstance(program, mlir.MlirProgram)
+        digest = hashlib.sha256(self._identity.encode())
+        digest.update(mlir.bytecode_of(program))
+        return digest.hexdigest()
+
+    @override
+    def serialise(self, executable: Executable) -> bytes | None:
+        assert isinstance(executable, XlaExecutable)
+        try:
+            return bytes(executable.loaded.serialize())
+        except (_XlaRuntimeError, ValueError, RuntimeError):
+            return None  # some platforms cannot
+
+    @override
+    def restore(self, payload: bytes, program: Program, model: str) -> XlaExecutable:
+        assert isinstance(program, mlir.MlirProgram)
+        _prepare_calls(program)
+        try:
+            loaded = self._client.deserialize_executable(
+                payload, _jax.DeviceList((self._device,)), _compile_options()
+            )
+        except (_XlaRuntimeError, ValueError, RuntimeError) as error:
+            raise _translated("restoring", model, error) from error
+        return self._executable(program, loaded, model)
+
+    def _executable(self, program: mlir.MlirProgram, loaded: Any, model: str) -> XlaExecutable:
         handlers = [
             _array_result_handler(
                 self._aval(kind.shape, kind.dtype.numpy), self._sharding, True, True
@@ -226,6 +270,27 @@ class XlaBackend(Backend):
                 self._avals.clear()
             aval = self._avals[shape, dtype] = ShapedArray(shape, dtype)
         return aval
+
+
+def _compile_options() -> Any:
+    options = xla_client.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = 1
+    return options
+
+
+def _prepare_calls(program: mlir.MlirProgram) -> None:
+    if any(target.startswith("lapack_") for target in program.custom_calls):
+        _lapack.initialize()  # jax does so when it lowers; without it a call is a null pointer
+
+
+def processor_identity() -> str:
+    """What machine code for this processor depends on: its kind and the features it has."""
+    features = ""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        found = {line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))}
+        features = " ".join(sorted({each for line in found for each in line.split()}))
+    return f"{platform_module.machine()} {features}"
 
 
 def request_memory(mem_fraction: float | None, preallocate: bool | None) -> None:

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,23 +36,40 @@ from hloserve.core.errors import (
 from hloserve.engine.arena import HostArena, load_weights
 from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.executable_cache import ExecutableCache, compile_cached
 from hloserve.engine.signature import TensorType
 from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook, missing_hooks
 from hloserve.models.model import Model, metadata_of
 from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs
 from hloserve.models.progress import NoProgress, Progress
 
-__all__ = ["load_model", "reason_of"]
+__all__ = ["LoadOptions", "load_model", "reason_of"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What an operator wants of a load.
+
+    Attributes:
+        max_batch_size: cap on coalesced rows; None for none.
+        batch_sizes: the sizes to compile; None for those of the bundle.
+        is_largest_only: of these, compile only the largest of each variant.
+        cache: where compiled programs are kept; None keeps none.
+    """
+
+    max_batch_size: int | None = None
+    batch_sizes: Sequence[int] | None = None
+    is_largest_only: bool = False
+    cache: ExecutableCache | None = None
 
 
 def load_model(
     bundle: str | Path,
     backend: Backend,
+    options: LoadOptions | None = None,
     *,
-    max_batch_size: int | None = None,
-    batch_sizes: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Read, check, compile and warm up one bundle.
@@ -59,8 +77,7 @@ def load_model(
     Args:
         bundle: its directory; the basename is the model's name.
         backend: the device.
-        max_batch_size: the operator's cap on coalesced rows; None for none.
-        batch_sizes: the sizes that the operator wants compiled; None for those of the bundle.
+        options: what the operator wants of this load.
         progress: hears what is going on, also of a failure.
 
     Raises:
@@ -77,7 +94,7 @@ def load_model(
     hears.bundle_started(name)
     started = time.monotonic()
     try:
-        model = _load(bundle, backend, max_batch_size, batch_sizes, hears)
+        model = _load(bundle, backend, options or LoadOptions(), hears)
     except Exception as error:
         hears.bundle_failed(name, reason_of(error))
         raise
@@ -90,25 +107,19 @@ def reason_of(error: Exception) -> str:
     return "; ".join(error.findings) if isinstance(error, BundleProblem) else str(error)
 
 
-def _load(
-    bundle: Path,
-    backend: Backend,
-    max_batch_size: int | None,
-    batch_sizes: Sequence[int] | None,
-    hears: Progress,
-) -> Model:
+def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress) -> Model:
     manifest = load_manifest(bundle)
     if manifest.is_meta:
         load_meta_hook(bundle, manifest.name)
         raise NotImplementedYet("serving meta models (kind: meta)")
     with ExitStack() as held:
-        weights, planned, hooks = _read_parts(bundle, manifest, backend, batch_sizes, held)
+        weights, planned, hooks = _read_parts(bundle, manifest, backend, options, held)
         outputs, warnings = all_outputs(manifest, planned)
         warnings = [*manifest.warnings, *weights.warnings, *warnings]
         for warning in warnings:
             hears.bundle_warning(manifest.name, warning)
         hears.programs_found(manifest.name, len(planned))
-        executables = _compile(manifest.name, planned, backend, hears)
+        executables = _compile(manifest.name, planned, backend, options.cache, hears)
         arena = _arena_for(weights)
         buffers = backend.to_device(load_weights(weights, arena))
         held.callback(backend.free, buffers)
@@ -118,7 +129,7 @@ def _load(
             outputs,
             executables,
             buffers,
-            max_batch_size,
+            options.max_batch_size,
         )
         _warm_up(device, backend, hears)
         weights.close()
@@ -154,7 +165,9 @@ def _assemble(
         outputs=client_outputs,
         hooks=hooks,
         device=device,
-        metadata=metadata_of(manifest.name, platform, manifest.inputs, client_outputs),
+        metadata=metadata_of(
+            manifest.name, platform, manifest.inputs, client_outputs, device.batch_sizes
+        ),
         arena=arena,
         warnings=warnings,
     )
@@ -164,7 +177,7 @@ def _read_parts(
     bundle: Path,
     manifest: Manifest,
     backend: Backend,
-    batch_sizes: Sequence[int] | None,
+    options: LoadOptions,
     held: ExitStack,
 ) -> tuple[WeightsFile, list[PlannedProgram], Hooks | None]:
     """Open weights, programs and hooks, and raise once with all that is wrong with them."""
@@ -174,7 +187,9 @@ def _read_parts(
         held.callback(weights.close)
     findings: list[str] = []
     arguments = None if weights is None else weights.arguments
-    planned = plan_programs(bundle, manifest, arguments, backend, findings, batch_sizes)
+    planned = plan_programs(bundle, manifest, arguments, backend, findings, options.batch_sizes)
+    if options.is_largest_only:
+        planned = _largest(planned)
     if findings:
         problems.append(ProgramProblem(bundle, findings))
     hooks = _attempt(lambda: load_hooks(bundle, manifest.name), problems)
@@ -207,22 +222,35 @@ def _merged(bundle: Path, problems: Sequence[BundleProblem]) -> BundleProblem:
     return merged
 
 
+def _largest(planned: Sequence[PlannedProgram]) -> list[PlannedProgram]:
+    """The program of the largest batch size of each variant."""
+    largest: dict[VariantKey, PlannedProgram] = {}
+    for plan in planned:
+        if plan.variant not in largest or plan.size > largest[plan.variant].size:
+            largest[plan.variant] = plan
+    return list(largest.values())
+
+
 def _compile(
-    name: str, planned: Sequence[PlannedProgram], backend: Backend, hears: Progress
+    name: str,
+    planned: Sequence[PlannedProgram],
+    backend: Backend,
+    cache: ExecutableCache | None,
+    hears: Progress,
 ) -> dict[VariantKey, dict[int, Executable]]:
-    """Compile every program; all failures at once."""
+    """Compile every program, or restore it; all failures at once."""
     executables: dict[VariantKey, dict[int, Executable]] = {}
     findings, cause = [], None
     for plan in planned:
         started = time.monotonic()
         try:
-            executable = backend.compile(plan.program, name)
+            executable, is_restored = compile_cached(backend, plan.program, name, cache)
         except BackendFailed as error:
             findings.append(f"{plan.name}: XLA cannot compile it: {error.reason}")
             cause = error
             continue
         executables.setdefault(plan.variant, {})[plan.size] = executable
-        hears.program_compiled(name, plan.name, time.monotonic() - started)
+        hears.program_compiled(name, plan.name, time.monotonic() - started, is_restored=is_restored)
     if findings:
         raise ProgramProblem(name, findings) from cause
     return executables

@@ -23,8 +23,10 @@ class Progress(Protocol):
     def programs_found(self, name: str, programs: int) -> None:
         """The bundle is in order, and this many programs are to be compiled."""
 
-    def program_compiled(self, name: str, program: str, seconds: float) -> None:
-        """One program is compiled: ``model.b8.mlir``, or ``model.mlir at 8``."""
+    def program_compiled(
+        self, name: str, program: str, seconds: float, *, is_restored: bool
+    ) -> None:
+        """One program is compiled, or restored from the cache: ``model.b8.mlir``."""
 
     def bundle_warning(self, name: str, warning: str) -> None:
         """Something was ignored, or does not look right; the load goes on."""
@@ -52,7 +54,9 @@ class NoProgress(Progress):
         pass
 
     @override
-    def program_compiled(self, name: str, program: str, seconds: float) -> None:
+    def program_compiled(
+        self, name: str, program: str, seconds: float, *, is_restored: bool
+    ) -> None:
         pass
 
     @override

@@ -7,12 +7,14 @@ served. What does not: reading and compiling (`hloserve.models.loader`), what a 
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from hloserve.bundle.fingerprint import take_fingerprint
+from hloserve.bundle.fingerprint import CACHE_DIRECTORY, take_fingerprint
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.engine.backend import Backend
-from hloserve.models.loader import load_model
+from hloserve.engine.executable_cache import ExecutableCache
+from hloserve.models.loader import LoadOptions, load_model
 from hloserve.models.model import Model
 from hloserve.models.progress import Progress
 from hloserve.models.repository_look import Found
@@ -70,13 +72,11 @@ class BundleLoader:
         before = take_fingerprint(bundle)
         if before is None:
             raise BundleProblem(bundle, "the directory is gone")
-        settings = self._config.scheduler.models.get(bundle.name)
         try:
             model = load_model(
                 bundle,
                 self.backend,
-                max_batch_size=settings.max_batch_size if settings else None,
-                batch_sizes=settings.batch_sizes if settings else None,
+                self._options(bundle),
                 progress=self._progress,
             )
         except HloserveError as error:
@@ -87,3 +87,18 @@ class BundleLoader:
             model.free(self.backend)
             raise BundleChanged("its files changed while they were read")
         return Loaded(Found(bundle, before), model, time.monotonic() - started)
+
+    def _options(self, bundle: Path) -> LoadOptions:
+        runtime = self._config.runtime
+        cache = None
+        if runtime.executable_cache:
+            elsewhere = runtime.executable_cache_dir
+            directory = Path(elsewhere).absolute() if elsewhere else bundle / CACHE_DIRECTORY
+            cache = ExecutableCache(directory, runtime.executable_cache_bytes)
+        settings = self._config.scheduler.models.get(bundle.name)
+        return LoadOptions(
+            max_batch_size=settings.max_batch_size if settings else None,
+            batch_sizes=settings.batch_sizes if settings else None,
+            is_largest_only=runtime.batch_sizes == "largest",
+            cache=cache,
+        )

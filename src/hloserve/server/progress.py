@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TextIO
 
 from typing_extensions import override
@@ -81,7 +82,9 @@ class TerminalProgress(Progress):
             self._draw()
 
     @override
-    def program_compiled(self, name: str, program: str, seconds: float) -> None:
+    def program_compiled(
+        self, name: str, program: str, seconds: float, *, is_restored: bool
+    ) -> None:
         if name in self._active:
             bundle = self._active[name]
             bundle.compiled += 1
@@ -163,8 +166,11 @@ class PostedProgress(Progress):
         self._tell(self._hears.programs_found, name, programs)
 
     @override
-    def program_compiled(self, name: str, program: str, seconds: float) -> None:
-        self._tell(self._hears.program_compiled, name, program, seconds)
+    def program_compiled(
+        self, name: str, program: str, seconds: float, *, is_restored: bool
+    ) -> None:
+        compiled = partial(self._hears.program_compiled, is_restored=is_restored)
+        self._tell(compiled, name, program, seconds)
 
     @override
     def bundle_warning(self, name: str, warning: str) -> None:

@@ -160,7 +160,6 @@ class Worker:
         self, loaded: LoadedConfig, pages: Mapping[str, Path], *, on_decided: Callable[[], None]
     ) -> None:
         self.config: WorkerConfig = loaded.config
-        self._sources = loaded.sources
         self._clock = SystemClock()
         self._loop = asyncio.get_running_loop()
         self._on_decided = on_decided
@@ -184,53 +183,53 @@ class Worker:
             max_in_flight=self.config.endpoints.max_concurrent_requests,
         )
         self.model_events = ModelEvents(self.request_metrics, self._startup_done)
-        mode = self.config.model_control_mode
-        self.repository = Repository(
-            self.registry,
-            self._scheduler,
-            self._clock,
-            threads=TaskThreads(
-                resolve_load_threads(self.config.runtime, cpus=cpus).value,
-                post,
-                name="load",
-                max_waiting=sys.maxsize,
-            ),
-            post=post,
-            later=self._loop.call_later,
-            events=self.model_events,
-            settings=RepositorySettings(
-                quiet_s=self.config.model_settle_seconds,
-                is_watched=mode == "dynamic",
-                makes_room=self.config.runtime.reload_without_room == "unload_first",
-            ),
-        )
+        self.repository = self._build_repository(cpus)
         self._look_threads = TaskThreads(1, post, name="look")
-        control = RepositoryControl(
-            self.repository, repository_roots(self.config), self.config, self._look_threads
-        )
-        figures = WorkerFigures(
-            self.config,
-            self.registry,
-            self._scheduler,
-            self._inference,
-            self.request_metrics,
-            self.model_events,
-        )
         self._catalog = Catalog(self.registry)
-        self._listeners = Listeners(
-            self.config,
-            self._sources,
-            self._clock,
-            grpc_methods=GrpcInferenceService(
-                self._inference, self._catalog, control, self._clock
-            ).methods(),
-            rest=RestInferenceService(self._inference, self._catalog, control, self._clock, pages),
-            admin=AdminService(self._catalog, Exposition(figures)),
-        )
+        self._listeners = self._build_listeners(loaded, pages)
         self._dispatcher: Dispatcher | None = None
         self._startup: Startup | None = None
         self._watcher: Watcher | None = None
         self._progress: Progress
+
+    def _build_repository(self, cpus: int) -> Repository:
+        config, post = self.config, self._loop.call_soon_threadsafe
+        load_threads = resolve_load_threads(config.runtime, cpus=cpus).value
+        return Repository(
+            self.registry,
+            self._scheduler,
+            self._clock,
+            threads=TaskThreads(load_threads, post, name="load", max_waiting=sys.maxsize),
+            post=post,
+            later=self._loop.call_later,
+            events=self.model_events,
+            settings=RepositorySettings(
+                quiet_s=config.model_settle_seconds,
+                is_watched=config.model_control_mode == "dynamic",
+                makes_room=config.runtime.reload_without_room == "unload_first",
+            ),
+        )
+
+    def _build_listeners(self, loaded: LoadedConfig, pages: Mapping[str, Path]) -> Listeners:
+        clock, inference, catalog = self._clock, self._inference, self._catalog
+        roots = repository_roots(self.config)
+        control = RepositoryControl(self.repository, roots, self.config, self._look_threads)
+        figures = WorkerFigures(
+            self.config,
+            self.registry,
+            self._scheduler,
+            inference,
+            self.request_metrics,
+            self.model_events,
+        )
+        return Listeners(
+            self.config,
+            loaded.sources,
+            clock,
+            grpc_methods=GrpcInferenceService(inference, catalog, control, clock).methods(),
+            rest=RestInferenceService(inference, catalog, control, clock, pages),
+            admin=AdminService(catalog, Exposition(figures)),
+        )
 
     @property
     def is_ready(self) -> bool:

@@ -20,7 +20,7 @@ from support.models_bundles import (
 from hloserve.bundle import IOSpec, write_bundle
 from hloserve.core.errors import ProgramProblem
 from hloserve.engine.xla_backend import XlaBackend
-from hloserve.models.loader import load_model
+from hloserve.models.loader import LoadOptions, load_model
 
 pytestmark = pytest.mark.xla
 
@@ -44,7 +44,7 @@ def _write(root: Path, program: Any = None, **more: Any) -> Path:
 
 def _sizes(bundle: Path, backend: XlaBackend, wanted: Sequence[int] | None) -> tuple[int, ...]:
     """Load, compare every size with the source, and tell the sizes."""
-    model = load_model(bundle, backend, batch_sizes=wanted)
+    model = load_model(bundle, backend, LoadOptions(batch_sizes=wanted))
     executables = model.device.executables[()]
     for size, executable in executables.items():
         x = np.random.default_rng(size).normal(size=(size, 4)).astype(np.float32)
@@ -59,7 +59,7 @@ def _findings(
     bundle: Path, backend: XlaBackend, wanted: Sequence[int] | None = None
 ) -> Sequence[str]:
     with pytest.raises(ProgramProblem) as caught:
-        load_model(bundle, backend, batch_sizes=wanted)
+        load_model(bundle, backend, LoadOptions(batch_sizes=wanted))
     return caught.value.findings
 
 
@@ -142,7 +142,7 @@ def test_variants_are_specialised_to_the_same_sizes(tmp_path: Path, backend: Xla
         input_shapes=[(3,), (5,)],
     )
 
-    model = load_model(bundle, backend, batch_sizes=(2, 6))
+    model = load_model(bundle, backend, LoadOptions(batch_sizes=(2, 6)))
 
     shapes = {
         key: [executable.signature.outputs[0].shape for executable in sizes.values()]

@@ -23,7 +23,7 @@ from hloserve.core.errors import (
 from hloserve.core.tensors import Array
 from hloserve.engine.backend import Executable, Program
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.models.loader import load_model, reason_of
+from hloserve.models.loader import LoadOptions, load_model, reason_of
 
 HOOK = "from hloserve import register_model\n"
 Y = IOSpec("y", "f32", (1, 4), batch_axis=0)
@@ -37,7 +37,7 @@ def backend() -> FakeBackend:
 
 def test_model_is_complete(tmp_path: Path, backend: FakeBackend) -> None:
     """Specs, programs, weights and metadata are there when the load is done."""
-    model = load_model(write_fake(tmp_path), backend, max_batch_size=3)
+    model = load_model(write_fake(tmp_path), backend, LoadOptions(max_batch_size=3))
     assert model.name == "m"
     assert sorted(model.device.executables[()]) == [1, 4]
     assert model.device.can_coalesce

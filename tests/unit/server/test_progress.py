@@ -29,7 +29,7 @@ def test_bar_grows_with_the_bundles_and_tells_the_time_left(stream: io.StringIO)
     progress.bundle_started("resnet")
     progress.programs_found("resnet", 4)
     progress.bundle_started("vit")
-    progress.program_compiled("resnet", "model.b1.mlir", 3.0)
+    progress.program_compiled("resnet", "model.b1.mlir", 3.0, is_restored=False)
 
     last = _last(stream)
 
@@ -66,7 +66,7 @@ def test_what_is_loaded_after_the_start_is_not_drawn(stream: io.StringIO) -> Non
 
     progress.bundle_started("late")
     progress.programs_found("late", 1)
-    progress.program_compiled("late", "model.mlir", 1.0)
+    progress.program_compiled("late", "model.mlir", 1.0, is_restored=True)
     progress.bundle_warning("late", "odd")
     progress.bundle_ready("late", 1.0)
     progress.bundle_failed("later", "broken")
@@ -92,7 +92,7 @@ def test_load_threads_only_post(stream: io.StringIO) -> None:
     progress.bundles_found(1)
     progress.bundle_started("a")
     progress.programs_found("a", 1)
-    progress.program_compiled("a", "model.mlir", 0.1)
+    progress.program_compiled("a", "model.mlir", 0.1, is_restored=False)
     progress.bundle_warning("a", "odd")
     progress.bundle_ready("a", 0.2)
     assert not stream.getvalue()

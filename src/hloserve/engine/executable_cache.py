@@ -1,0 +1,186 @@
+"""Compiled programs on disk, so that a warm start compiles nothing.
+
+What lives here: one directory of entries: reading, writing, and keeping it small. What does not:
+what a compiled program is and what its key depends on (`Backend.cache_key`), and which directory
+(`hloserve.models.loader`).
+
+Rules.
+1. An entry is a file named by its key, written under another name and renamed, so that workers
+   share a directory without a lock: whoever is last wins, and both wrote the same.
+2. An entry is checked against its own digest before the compiler's library sees a byte of it. What
+   does not fit is removed, and is a miss.
+3. No failure here fails a load: a cache that cannot be read or written is no cache.
+4. Entries are machine code: whoever may write the directory runs code in the server, as whoever
+   writes a bundle's `model.py` does.
+
+Entry: magic, format version, length of the payload, SHA-256 of key and payload, payload.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hloserve.bundle.files import read_bounded, write_new
+from hloserve.bundle.fingerprint import TEMPORARY_MARK
+from hloserve.core.errors import BackendFailed
+from hloserve.core.logging import log_event
+from hloserve.engine.backend import Backend, Executable, Program
+
+__all__ = ["ExecutableCache", "compile_cached"]
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"HLOSEXE\x01"
+_HEAD = struct.Struct("<8sQ32s")
+_SUFFIX = ".executable"
+_MAX_PAYLOAD_BYTES = 4 << 30
+_ABANDONED_S = 3600.0
+"""After this long, an unfinished file is of a process that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutableCache:
+    """A directory of compiled programs.
+
+    Attributes:
+        directory: made when the first entry is written.
+        limit_bytes: most bytes of all entries; the least recently used go first.
+
+    Threading: any thread, and several processes.
+    """
+
+    directory: Path
+    limit_bytes: int
+
+    def read(self, key: str) -> bytes | None:
+        """The payload of an entry; None when there is none that can be trusted."""
+        path = self._path(key)
+        try:
+            content = read_bounded(path, _MAX_PAYLOAD_BYTES + _HEAD.size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._tell("executable_cache_unreadable", error)
+            return None
+        payload = _unpack(key, content)
+        if payload is None:
+            self.remove(key, "it is damaged")
+            return None
+        with suppress(OSError):  # a read-only mount: then nothing is evicted either
+            os.utime(path)
+        return payload
+
+    def write(self, key: str, payload: bytes) -> None:
+        """Add an entry, and remove the least recently used ones if they are too many."""
+        if len(payload) > min(_MAX_PAYLOAD_BYTES, self.limit_bytes):
+            return
+        path = self._path(key)
+        temporary = path.with_name(f"{key}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
+        head = _HEAD.pack(_MAGIC, len(payload), _digest(key, payload))
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                write_new(temporary, (head, payload))
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            self._make_room(path)
+        except OSError as error:
+            self._tell("executable_cache_unwritable", error)
+
+    def remove(self, key: str, reason: str) -> None:
+        """Take an entry out; it is compiled again."""
+        log_event(
+            log, "executable_cache_healed", level=logging.WARNING, directory=str(self.directory),
+            entry=key, reason=reason,
+        )  # fmt: skip
+        with suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.directory / (key + _SUFFIX)
+
+    def _make_room(self, newest: Path) -> None:
+        entries, total = [], 0
+        now = time.time()
+        with os.scandir(self.directory) as found:
+            for each in found:
+                with suppress(FileNotFoundError):  # another worker was quicker
+                    state = each.stat(follow_symlinks=False)
+                    if TEMPORARY_MARK in each.name and now - state.st_mtime > _ABANDONED_S:
+                        os.unlink(each.path)
+                    elif each.name.endswith(_SUFFIX):
+                        entries.append((state.st_mtime_ns, each.path, state.st_size))
+                        total += state.st_size
+        for _, path, size in sorted(entries):
+            if total <= self.limit_bytes:
+                return
+            if path != str(newest):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                total -= size
+
+    def _tell(self, event: str, error: OSError) -> None:
+        is_expected = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        log_event(
+            log, event, level=logging.DEBUG if is_expected else logging.WARNING,
+            directory=str(self.directory), reason=error.strerror or str(error),
+            setting="runtime.executable_cache_dir",
+        )  # fmt: skip
+
+
+def compile_cached(
+    backend: Backend, program: Program, model: str, cache: ExecutableCache | None
+) -> tuple[Executable, bool]:
+    """Restore a compiled program, or compile and keep it.
+
+    Args:
+        backend: the device.
+        program: of static types.
+        model: whose it is, for messages.
+        cache: None compiles always.
+
+    Returns:
+        The executable, and whether it was restored.
+
+    Raises:
+        BackendFailed: the compiler refused the program.
+    """
+    if cache is None:
+        return backend.compile(program, model), False
+    key = backend.cache_key(program)
+    payload = cache.read(key)
+    if payload is not None:
+        try:
+            return backend.restore(payload, program, model), True
+        except BackendFailed as error:
+            cache.remove(key, error.reason)
+    executable = backend.compile(program, model)
+    serialised = backend.serialise(executable)
+    if serialised is not None:
+        cache.write(key, serialised)
+    return executable, False
+
+
+def _digest(key: str, payload: bytes) -> bytes:
+    digest = hashlib.sha256(key.encode())
+    digest.update(payload)
+    return digest.digest()
+
+
+def _unpack(key: str, content: bytes) -> bytes | None:
+    if len(content) < _HEAD.size:
+        return None
+    magic, length, digest = _HEAD.unpack_from(content)
+    payload = content[_HEAD.size :]
+    if magic != _MAGIC or length != len(payload) or digest != _digest(key, payload):
+        return None
+    return payload
