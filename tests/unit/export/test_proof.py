@@ -217,7 +217,7 @@ def test_half_precision_anywhere_widens_the_tolerance() -> None:
     )
     proof = prove(source, [program], (("w", weight),), specs(X), specs(Y), ProofSettings("m"))
 
-    assert proof.programs[0].outputs[0].tolerance == 0.1
+    assert proof.programs[0].outputs[0].tolerance == 0.2
 
 
 def test_types_are_compared_before_anything_runs() -> None:
