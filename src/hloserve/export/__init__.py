@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         bundle_arity_report,
         bundle_entry_arity,
     )
+    from hloserve.export.detector import TwoStageDetector, export_two_stage_detector
+    from hloserve.export.detector_config import DetectorConfig
     from hloserve.export.equinox_source import export_equinox
     from hloserve.export.flax_source import export_flax
     from hloserve.export.jax_source import export_jax
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
     from hloserve.export.torchscript_source import export_torchscript
 
 _HOMES = {
+    "DetectorConfig": "hloserve.export.detector_config",
     "ExportOptions": "hloserve.export.options",
     "ExportProblem": "hloserve.core.errors",
     "ExportProgress": "hloserve.export.options",
     "ExportReport": "hloserve.export.report",
     "IOSpec": "hloserve.bundle",
     "ProofFailed": "hloserve.core.errors",
+    "TwoStageDetector": "hloserve.export.detector",
     "assert_bundle_arity": "hloserve.export.arity",
     "bundle_arity_report": "hloserve.export.arity",
     "bundle_entry_arity": "hloserve.export.arity",
@@ -41,16 +45,19 @@ _HOMES = {
     "export_pytorch": "hloserve.export.torch_source",
     "export_source": "hloserve.export.pipeline",
     "export_torchscript": "hloserve.export.torchscript_source",
+    "export_two_stage_detector": "hloserve.export.detector",
     "write_bundle": "hloserve.bundle",
 }
 
 __all__ = [
+    "DetectorConfig",
     "ExportOptions",
     "ExportProblem",
     "ExportProgress",
     "ExportReport",
     "IOSpec",
     "ProofFailed",
+    "TwoStageDetector",
     "assert_bundle_arity",
     "bundle_arity_report",
     "bundle_entry_arity",
@@ -61,6 +68,7 @@ __all__ = [
     "export_pytorch",
     "export_source",
     "export_torchscript",
+    "export_two_stage_detector",
     "write_bundle",
 ]
 
