@@ -48,7 +48,8 @@ def test_server_compiles_what_its_operator_names(tmp_path: Path) -> None:
         loaded = {e["model"]: e["sizes"] for e in server.log if e["event"] == "model_loaded"}
         assert {"as_listed": [1, 4], "as_wanted": [2, 5], "chosen": [2]} == loaded
         for model, sizes in loaded.items():
-            assert (-1, 4) == client.model_metadata(model).inputs[0].shape
+            metadata = client.model_metadata(model)
+            assert ((-1, 4), tuple(sizes)) == (metadata.inputs[0].shape, metadata.batch_sizes)
             for count in range(1, max(sizes) + 1):
                 x = np.random.default_rng(count).normal(size=(count, 4)).astype(np.float32)
                 y = client.infer(model, {"x": x})["y"]

@@ -77,21 +77,22 @@ def describe_server(client: Server, url: str) -> dict[str, Any]:
                 "version": entry.version,
                 "state": entry.state.index_text,
                 "reason": entry.reason,
-                **_describe_tensors(client, entry.name),
+                **_describe_model(client, entry.name),
             }
             for entry in client.repository_index()
         ],
     }
 
 
-def _describe_tensors(client: Server, model: str) -> dict[str, Any]:
+def _describe_model(client: Server, model: str) -> dict[str, Any]:
     try:
         metadata = client.model_metadata(model)
     except HloserveError:  # not loaded, or gone since the index was read
-        return {"inputs": [], "outputs": []}
+        return {"inputs": [], "outputs": [], "batch_sizes": []}
     return {
         "inputs": [_describe_tensor(tensor) for tensor in metadata.inputs],
         "outputs": [_describe_tensor(tensor) for tensor in metadata.outputs],
+        "batch_sizes": list(metadata.batch_sizes),
     }
 
 
@@ -106,10 +107,11 @@ def print_status(found: dict[str, Any]) -> None:
     rows = []
     for model in found["models"]:
         tensors = [_tensors(model[side]) for side in ("inputs", "outputs")]
-        rows.append((model["name"], model["state"], *tensors, model["reason"] or "-"))
+        sizes = ",".join(map(str, model["batch_sizes"])) or "-"
+        rows.append((model["name"], model["state"], *tensors, sizes, model["reason"] or "-"))
     if not rows:
         click.echo("no models")
-    print_table(("MODEL", "STATE", "INPUTS", "OUTPUTS", "REASON"), rows)
+    print_table(("MODEL", "STATE", "INPUTS", "OUTPUTS", "BATCHES", "REASON"), rows)
 
 
 def _tensors(tensors: list[dict[str, Any]]) -> str:

@@ -80,13 +80,19 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """Source: V2 protocol, "Model Metadata"."""
+    """Source: V2 protocol, "Model Metadata".
+
+    Attributes:
+        batch_sizes: sizes that batches are run at, ascending; empty without a batch axis. The
+            protocol has no such field; its readers skip ours.
+    """
 
     name: str
     versions: tuple[str, ...]
     platform: str
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
+    batch_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,11 @@ class DeviceModel:
         """Compiled batch sizes of a variant, ascending; empty when it is not compiled."""
         return self._sizes.get(variant, ())
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Compiled batch sizes of all variants, ascending; empty without a batch axis."""
+        return tuple(sorted({size for sizes in self._sizes.values() for size in sizes if size}))
+
     def largest_size(self, variant: VariantKey) -> int:
         """Most rows one dispatch of the variant holds; 0 when it has no batch size."""
         sizes = self._sizes.get(variant)

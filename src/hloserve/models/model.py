@@ -72,6 +72,7 @@ class Model:
         metadata: V2 metadata, made once.
         arena: host memory of the weights; on CPU the device's buffers lie in it.
         warnings: what was ignored at load, one sentence each.
+        restored_programs: how many came from the executable cache.
         uses: the requests that are being served with it.
         input_names: of the executable inputs, in program order.
         output_names: of the executable outputs, in program order.
@@ -89,6 +90,7 @@ class Model:
     metadata: ModelMetadata
     arena: HostArena = field(repr=False)
     warnings: tuple[str, ...] = ()
+    restored_programs: int = 0
     uses: Uses = field(default_factory=Uses, repr=False)
     input_names: tuple[str, ...] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)
@@ -178,10 +180,14 @@ class Model:
 
 
 def metadata_of(
-    name: str, platform: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+    name: str,
+    platform: str,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    batch_sizes: tuple[int, ...] = (),
 ) -> ModelMetadata:
     """What V2 metadata says of a model."""
-    return ModelMetadata(name, (), platform, _metadata(inputs), _metadata(outputs))
+    return ModelMetadata(name, (), platform, _metadata(inputs), _metadata(outputs), batch_sizes)
 
 
 def _metadata(specs: tuple[TensorSpec, ...]) -> tuple[TensorMetadata, ...]:

@@ -60,7 +60,8 @@ def encode_server_metadata(metadata: ServerMetadata) -> bytes:
 
 
 def encode_model_metadata(metadata: ModelMetadata) -> bytes:
-    """A model's tensors; open axes are -1."""
+    """A model's tensors; open axes are -1. What is not of the protocol is left out when empty."""
+    beyond = {"batch_sizes": metadata.batch_sizes} if metadata.batch_sizes else {}
     return _encode(
         {
             "name": metadata.name,
@@ -68,6 +69,7 @@ def encode_model_metadata(metadata: ModelMetadata) -> bytes:
             "platform": metadata.platform,
             "inputs": _tensors(metadata.inputs),
             "outputs": _tensors(metadata.outputs),
+            **beyond,
         }
     )
 

@@ -157,7 +157,10 @@ def decode_model_metadata_request(body: ByteString) -> ModelName:
 def encode_model_metadata(metadata: ModelMetadata) -> bytes:
     """Write a ModelMetadataResponse."""
     response = inference_pb2.ModelMetadataResponse(
-        name=metadata.name, versions=metadata.versions, platform=metadata.platform
+        name=metadata.name,
+        versions=metadata.versions,
+        platform=metadata.platform,
+        batch_sizes=metadata.batch_sizes,
     )
     for field, tensors in (
         (response.inputs, metadata.inputs),
@@ -176,7 +179,12 @@ def decode_model_metadata(body: ByteString) -> ModelMetadata:
         for tensors in (response.inputs, response.outputs)
     )
     return ModelMetadata(
-        response.name, tuple(response.versions), response.platform, inputs, outputs
+        response.name,
+        tuple(response.versions),
+        response.platform,
+        inputs,
+        outputs,
+        tuple(response.batch_sizes),
     )
 
 

@@ -44,7 +44,7 @@ class _FakeServer:
             TensorMetadata("image", "UINT8", (-1, 8)),
             TensorMetadata("digit", "INT32", (-1,)),
         )
-        return ModelMetadata(model, ("1",), "hloserve", (image,), (digit,))
+        return ModelMetadata(model, ("1",), "hloserve", (image,), (digit,), (1, 8))
 
 
 def test_server_and_models_are_described() -> None:
@@ -54,6 +54,7 @@ def test_server_and_models_are_described() -> None:
     digits, broken = found["models"]
     assert (True, True) == (found["live"], found["ready"])
     assert [{"name": "image", "datatype": "UINT8", "shape": [-1, 8]}] == digits["inputs"]
+    assert ([1, 8], []) == (digits["batch_sizes"], broken["batch_sizes"])
     assert ("UNAVAILABLE", "no\nprogram", []) == (
         broken["state"],
         broken["reason"],
@@ -69,6 +70,7 @@ def test_status_is_one_line_per_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert "hloserve 0.1.0 at host:1: live, not ready" == first
     assert "image UINT8(?, 8)" in digits
     assert "digit INT32(?)" in digits
+    assert "  1,8  " in digits
     assert r"br\x1boken  UNAVAILABLE" in broken
     assert r"no\nprogram" in broken
 

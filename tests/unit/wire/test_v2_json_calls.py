@@ -1,6 +1,7 @@
 """V2 answers in JSON other than inference."""
 
 import json
+from dataclasses import replace
 
 from hloserve.core.requests import (
     ModelIndexEntry,
@@ -39,6 +40,8 @@ def test_model_metadata() -> None:
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
         "outputs": [{"name": "y", "datatype": "I", "shape": []}],
     }
+    batched = replace(metadata, batch_sizes=(1, 8))
+    assert [1, 8] == json.loads(codec.encode_model_metadata(batched))["batch_sizes"]
 
 
 def test_index() -> None:

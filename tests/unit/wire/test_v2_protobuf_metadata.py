@@ -21,6 +21,7 @@ METADATA = ModelMetadata(
     "cpu",
     (TensorMetadata("x", "FP32", (-1, 3)), TensorMetadata("n", "INT64", ())),
     (TensorMetadata("y", "BF16", (-1,)),),
+    (1, 8, 32),
 )
 
 
