@@ -1,6 +1,7 @@
 """Comparing a bundle with what is expected of it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,3 +238,24 @@ def test_nothing_compared_is_nothing_passed() -> None:
     """A report without samples does not pass."""
     assert not CompareReport("m", "r", Tolerances(), ()).passed
     assert CompareReport("m", "r", Tolerances(), (SampleResult("a"),)).passed
+
+
+def test_a_torchscript_file_is_a_reference(tmp_path: Path) -> None:
+    """It runs on the CPU, without gradients, whatever its dtypes."""
+    torch = pytest.importorskip("torch")
+    from hloserve.export.torchscript_loading import quiet
+
+    outputs = load_manifest(write_affine(tmp_path)).outputs
+
+    class First(torch.nn.Module):  # type: ignore[name-defined]  # torch is imported late
+        def forward(self, x: Any) -> Any:
+            return x[:, :3].to(torch.bfloat16)
+
+    with quiet():
+        torch.jit.save(torch.jit.trace(First(), torch.ones(2, 4)), tmp_path / "model.pt")
+    result = load_reference(str(tmp_path / "model.pt"), outputs, "m")({"x": rows(2)})
+
+    assert str(result["y"].dtype) == "bfloat16"
+    assert result["y"].astype(np.float32).tolist() == rows(2)[:, :3].tolist()
+    with pytest.raises(ExportProblem, match=r"missing\.pt"):
+        load_reference(str(tmp_path / "missing.pt"), outputs, "m")
