@@ -237,9 +237,13 @@ def _run(
         reason = report.not_checked.get("programs", "there are errors")
         report.not_checked["run"] = reason
         return
+    try:
+        backend = open_backend()
+    except (MissingExtra, UntestedVersion) as missing:
+        report.not_checked["run"] = str(missing)
+        return
     report.checked.append("run")
     outputs, _ = all_outputs(manifest, planned)
-    backend = open_backend()
 
     def run() -> None:
         report.runs = run_programs(planned, outputs, weights, backend, report.findings)

@@ -88,7 +88,7 @@ def run_programs(
         arena = HostArena(HostArena.needed_bytes(tensor.nbytes for tensor in weights.arguments))
         arrays = load_weights(weights, arena)
         buffers = backend.to_device(arrays)
-    except (WeightsProblem, BackendFailed, OSError) as problem:
+    except (HloserveError, OSError) as problem:
         texts = problem.findings if isinstance(problem, WeightsProblem) else [str(problem)]
         findings += errors_at(weights.path.name, texts)
         return []

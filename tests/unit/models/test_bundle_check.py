@@ -22,10 +22,12 @@ from support.models_bundles import (
     replace_in,
     write_affine,
 )
+from typing_extensions import override
 
 from hloserve.bundle import IOSpec, write_bundle
 from hloserve.bundle.findings import Finding
 from hloserve.core.dtypes import DTYPES
+from hloserve.core.errors import DeviceMemoryFull, MissingExtra
 from hloserve.engine.backend import Backend
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.models.bundle_check import BundleReport, check_bundle
@@ -467,6 +469,25 @@ def test_programs_with_errors_are_not_run(tmp_path: Path, backend: XlaBackend) -
 
     assert "there are errors" == report.not_checked["run"]
     assert [] == report.runs
+
+
+def test_device_that_is_too_small_is_an_error(tmp_path: Path) -> None:
+    """So is one that cannot be opened a part that was not checked."""
+
+    class Small(XlaBackend):
+        @override
+        def to_device(self, arrays: Any) -> Any:
+            raise DeviceMemoryFull(60, 0)
+
+    (error,) = _run(_write(tmp_path), Small("cpu")).errors
+    assert "weights.safetensors" == error.place
+
+    def open_nothing() -> Backend:
+        raise MissingExtra("server", "running StableHLO programs", ImportError("jax"))
+
+    report = check_bundle(tmp_path / "m", open_backend=open_nothing)
+    assert [] == report.findings
+    assert "pip install" in report.not_checked["run"]
 
 
 def test_run_of_a_monstrous_shape_is_left_out(tmp_path: Path, backend: XlaBackend) -> None:
