@@ -45,6 +45,7 @@ __all__ = ["Candidate", "Proof", "ProofSettings", "prove"]
 
 _SIZES_RUN = 2
 _MORE_BATCHES = 2
+_REPEATABLE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +233,7 @@ def _prove_again(
     second = _judge(bench, again)
     failed = [proof for proof, passes in verdicts if not passes]
     if not all(passes for _, passes in second):
+        _check_repeatable(bench, candidate, runs[0])
         hints = _noise(bench, candidate, runs[0], failed)
         reasons = explain_failure(candidate.file, verdicts, runs[0].wanted, runs[0].got, hints)
         raise ProofFailed(bench.settings.model, reasons)
@@ -242,6 +244,21 @@ def _prove_again(
         for proof in failed
     ]
     return again, second
+
+
+def _check_repeatable(bench: Bench, candidate: Candidate, run: Run) -> None:
+    """Say it when it is the source that differs from itself."""
+    again = bench.run_source(candidate, run.inputs)
+    differences = [compare(*pair) for pair in zip(run.wanted, again, strict=True)]
+    findings = [
+        f"{candidate.file}: the source gives another {spec.name!r} for the same inputs: it draws"
+        " random numbers or keeps state; put it into evaluation mode, and take dropout and"
+        " sampling out"
+        for spec, difference in zip(bench.outputs, differences, strict=True)
+        if difference.error > _REPEATABLE * (difference.scale or 1)
+    ]
+    if findings:
+        raise ProofFailed(bench.settings.model, findings)
 
 
 def _noise(

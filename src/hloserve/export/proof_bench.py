@@ -127,7 +127,9 @@ class Bench:
 
     def run_source(self, candidate: Candidate, inputs: Sequence[Array]) -> list[Array]:
         try:
-            return [np.asarray(array) for array in self.source.run(inputs)]
+            # Copies, since a model may write into its inputs, and the program gets the same.
+            copies = [array.copy() for array in inputs]
+            return [np.array(array) for array in self.source.run(copies)]
         except HloserveError:
             raise
         except Exception as error:  # a framework may raise anything

@@ -434,3 +434,24 @@ def test_a_program_with_more_results_than_outputs_is_refused() -> None:
     source = FunctionSource(lambda x: [x], x=example())
     with pytest.raises(ProofFailed, match="returns 2 results for 1 outputs"):
         prove_one(lambda x: (x, x), source, [IOSpec("y", "f32", (1, 4))])
+
+
+def test_a_source_that_is_random_is_told_as_such() -> None:
+    """Dropout that was left on is no fault of the program."""
+    noise = np.random.default_rng(1)
+    source = FunctionSource(lambda x: [x * noise.uniform(0.5, 1.5)], x=RNG.standard_normal((1, 4)))
+    with pytest.raises(ProofFailed, match="gives another 'y' for the same inputs"):
+        prove_one(lambda x: (x,), source, [IOSpec("y", "f64", (1, 4))])
+
+
+def test_a_source_that_writes_into_its_inputs_is_compared_on_the_same_values() -> None:
+    """The program does not see what the model left behind."""
+
+    def in_place(x: Array) -> list[Array]:
+        x *= 2
+        return [x]
+
+    source = FunctionSource(in_place, x=example())
+    proof = prove_one(lambda x: (x * 2,), source, [IOSpec("y", "f32", (1, 4))])
+
+    assert proof.programs[0].outputs[0].error == 0
