@@ -219,17 +219,20 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(repository: Path, directory: Path, *flags: str) -> Iterator[ServerProcess]:
+def server_process(
+    repository: Path, directory: Path, *flags: str, prefix: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     """Run `hloserve serve REPO` on free ports until the start-up set is decided.
 
     Args:
         repository: its bundles are real StableHLO.
         directory: for the ports file.
         flags: further flags of the command.
+        prefix: a command that runs it, given its words.
     """
     ports_file = directory / "ports.json"
     command = [
-        sys.executable, "-m", "hloserve", "serve", str(repository),
+        *prefix, sys.executable, "-m", "hloserve", "serve", str(repository),
         "--http-port", "0", "--grpc-port", "0", "--admin-port", "0",
         "--ports-file", str(ports_file), "--log-format", "json", *flags,
     ]  # fmt: skip

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -119,7 +119,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         for warning in warnings:
             hears.bundle_warning(manifest.name, warning)
         hears.programs_found(manifest.name, len(planned))
-        executables = _compile(manifest.name, planned, backend, options.cache, hears)
+        executables, restored = _compile(manifest.name, planned, backend, options.cache, hears)
         arena = _arena_for(weights)
         buffers = backend.to_device(load_weights(weights, arena))
         held.callback(backend.free, buffers)
@@ -134,7 +134,8 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         _warm_up(device, backend, hears)
         weights.close()
         held.pop_all()  # the model owns them now
-    return _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
+    model = _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
+    return replace(model, restored_programs=restored)
 
 
 def _arena_for(weights: WeightsFile) -> HostArena:
@@ -237,10 +238,14 @@ def _compile(
     backend: Backend,
     cache: ExecutableCache | None,
     hears: Progress,
-) -> dict[VariantKey, dict[int, Executable]]:
-    """Compile every program, or restore it; all failures at once."""
+) -> tuple[dict[VariantKey, dict[int, Executable]], int]:
+    """Compile every program, or restore it; all failures at once.
+
+    Returns:
+        The executables, and how many of them were restored.
+    """
     executables: dict[VariantKey, dict[int, Executable]] = {}
-    findings, cause = [], None
+    findings, cause, restored = [], None, 0
     for plan in planned:
         started = time.monotonic()
         try:
@@ -250,10 +255,11 @@ def _compile(
             cause = error
             continue
         executables.setdefault(plan.variant, {})[plan.size] = executable
+        restored += is_restored
         hears.program_compiled(name, plan.name, time.monotonic() - started, is_restored=is_restored)
     if findings:
         raise ProgramProblem(name, findings) from cause
-    return executables
+    return executables, restored
 
 
 def _warm_up(device: DeviceModel, backend: Backend, hears: Progress) -> None:

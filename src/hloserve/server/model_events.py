@@ -53,6 +53,8 @@ class ModelEvents(RepositoryEvents):
             inputs=[str(spec) for spec in model.inputs],
             outputs=[str(spec) for spec in model.outputs],
             sizes=sorted({size for sizes in device.executables.values() for size in sizes}),
+            programs=sum(len(sizes) for sizes in device.executables.values()),
+            restored=model.restored_programs,
             weights_bytes=model.arena.capacity_bytes,
         )
 
