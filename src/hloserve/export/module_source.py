@@ -27,7 +27,7 @@ from hloserve.core.tensors import Array
 from hloserve.export.jax_source import JaxSource
 from hloserve.export.layers import Layer, argument_problem, layer_of
 from hloserve.export.options import ExportOptions
-from hloserve.export.source import Shape, Traced
+from hloserve.export.source import Shape, SymbolicTraceFailed, Traced
 from hloserve.export.trees import WeightTree
 
 __all__ = ["JaxModule", "ModuleSource"]
@@ -129,7 +129,7 @@ class ModuleSource(JaxSource):
         self._module.failed = None
         try:
             traced = super().trace(shapes)
-        except ExportProblem as problem:
+        except (ExportProblem, SymbolicTraceFailed) as problem:
             raise self._explained(problem) from problem.__cause__
         with self.settings():
             examples = self._examples()
@@ -159,13 +159,21 @@ class ModuleSource(JaxSource):
         leaves = self._module.weights.leaves(arguments[count:])
         return self._module.call(arguments[:count], leaves)
 
-    def _explained(self, problem: ExportProblem) -> ExportProblem:
+    def _explained(
+        self, problem: ExportProblem | SymbolicTraceFailed
+    ) -> ExportProblem | SymbolicTraceFailed:
+        """The problem in terms of the module, when it came from there."""
         if self._module.failed is None or problem.__cause__ is not self._module.failed[0]:
             return problem
         error, layer = self._module.failed
         with self.settings():
             findings = self._module.explain(error, layer, self._examples())
-        if not findings and layer is not None:
-            hint = f" ({self._module.hint})" if self._module.hint else ""
-            findings = [f"{layer}: {finding}{hint}" for finding in problem.findings]
-        return ExportProblem(self._model, findings or problem.findings)
+        if findings:  # has nothing to do with open extents, and no trace per size would help
+            return ExportProblem(self._model, findings)
+        where = f"{layer}: " if layer is not None else ""
+        if isinstance(problem, SymbolicTraceFailed):
+            return SymbolicTraceFailed(f"{where}{problem}")
+        hint = f" ({self._module.hint})" if where and self._module.hint else ""
+        return ExportProblem(
+            self._model, [f"{where}{finding}{hint}" for finding in problem.findings]
+        )

@@ -246,6 +246,32 @@ def test_training_mode_is_refused_with_every_layer(tmp_path: Path, network: Any)
     assert "pass call_kwargs={'train': False}" in told
 
 
+def test_training_mode_is_not_taken_for_a_batch_that_cannot_stay_open(tmp_path: Path) -> None:
+    """With an open batch the message is the same: no other batch size would help."""
+    module = linen.BatchNorm(use_running_average=False)
+
+    told = _refused(tmp_path, _made(module, _X), _X, batch_sizes="dynamic")
+
+    assert "the module (BatchNorm) updates batch_stats mean, var" in told
+
+
+def test_layer_that_needs_the_batch_size_is_named(tmp_path: Path) -> None:
+    """What prevents one trace for all sizes is in the report, with its layer."""
+
+    class Halved(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return x / 2 if x.shape[0] > 2 else x
+
+    module = linen.Sequential([linen.Dense(3), Halved()])
+    params = {"layers_0": {"kernel": jnp.eye(3), "bias": jnp.ones(3)}}
+
+    report = _export(tmp_path, (module, {"params": params}), _X, batch_sizes=[1, 4])
+
+    assert "per size" in str(report)
+    assert "layer 'layers_1' (Halved)" in str(report)
+
+
 def test_dropout_that_is_built_to_train_is_refused(tmp_path: Path) -> None:
     """Without a flag in the call, the module must be built otherwise."""
     module = linen.Sequential([linen.Dense(2), linen.Dropout(0.5, deterministic=False)])
