@@ -26,6 +26,12 @@ __all__ = ["serve"]
 @click.option(
     "--include", multiple=True, metavar="MODEL", help="Serve only this model. Repeatable."
 )
+@click.option(
+    "--model-control-mode",
+    metavar="MODE",
+    help="dynamic follows the repositories, static loads once, explicit loads what clients ask"
+    " for. [default: dynamic]",
+)
 @endpoint_options
 @click.option(
     "--strict-startup", is_flag=True, default=None, help="End when any bundle fails to load."
@@ -41,7 +47,7 @@ def serve(
     """Serve the bundles of one or more model repositories.
 
     A repository is a directory whose sub-directories are bundles. The server listens at once and
-    is ready when its models are. SIGTERM or Ctrl-C ends it after the requests in flight.
+    is ready when its models are. Bundles that appear, change or vanish later are taken up. SIGTERM or Ctrl-C ends it after the requests in flight.
 
     Every setting can be given in a node file, as HLOSERVE_<SECTION>_<FIELD> in the environment, or
     as a flag where one is below; `hloserve config show` prints them all.

@@ -26,6 +26,7 @@ FLAG_PATHS: Mapping[str, str] = {
     "backend": "runtime.backend",
     "device_ordinal": "runtime.device_ordinal",
     "include": "models_include",
+    "model_control_mode": "model_control_mode",
     "strict_startup": "strict_startup",
     "drain_timeout": "drain_timeout_s",
     "log_level": "logging.level",
