@@ -99,14 +99,12 @@ def convolve(  # noqa: PLR0913  # torch's own arguments
     """Convolution, and its transpose, over 1 to 3 axes.
 
     Shapes:
-        x: (n, c, ...) or (c, ...); weight: (o, c / groups, ...), transposed (c, o / groups, ...).
+        x: (n, c, ...); weight: (o, c / groups, ...), transposed (c, o / groups, ...).
     """
     spatial = weight.ndim - 2
     strides, paddings, dilations, output_paddings = (
         _per_axis(given, spatial) for given in (stride, padding, dilation, output_padding)
     )
-    has_batch = x.ndim == weight.ndim
-    x = x if has_batch else x[None]
     pads = [(pad, pad) for pad in paddings]
     if transposed:
         weight = _transposed_kernel(weight, groups)
@@ -126,7 +124,7 @@ def convolve(  # noqa: PLR0913  # torch's own arguments
     )
     if bias is not None:
         y = y + bias.reshape(-1, *[1] * spatial)
-    return y if has_batch else y[0]
+    return y
 
 
 def _per_axis(given: Sequence[int], axes: int) -> list[int]:
@@ -186,7 +184,7 @@ def _bins(extent: int, bins: int) -> tuple[Any, Any]:
     return np.minimum(places, extent - 1), places < np.array(ends)[:, None]
 
 
-@lowers("embedding_bag.padding_idx", "_embedding_bag_forward_only.default")
+@lowers("embedding_bag.padding_idx")
 def embed_bags(
     weight: Any,
     indices: Any,
@@ -196,7 +194,7 @@ def embed_bags(
     _sparse: bool = False,
     per_sample_weights: Any = None,
     include_last_offset: bool = False,
-    padding_idx: int | None = -1,
+    padding_idx: int | None = None,
 ) -> tuple[Any, None, None, None]:
     """Sum (mode 0), mean (1) or maximum (2) of the rows of each bag; an empty bag is zero.
 
@@ -208,8 +206,8 @@ def embed_bags(
     bag = jnp.cumsum(begun) - 1
     rows = jnp.take(weight, indices, axis=0)
     counted = jnp.ones(indices.shape, bool)
-    if padding_idx is not None and padding_idx >= 0:
-        counted = indices != padding_idx
+    if padding_idx is not None:
+        counted = indices != (padding_idx + (weight.shape[0] if padding_idx < 0 else 0))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     zeros = jnp.zeros((bags, weight.shape[1]), weight.dtype)

@@ -261,6 +261,7 @@ class _FlatModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed 
 def as_arguments(
     example_inputs: Any, example_kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of forward from what an exporter was given."""
     kwargs = dict(example_kwargs or {})
     if isinstance(example_inputs, Mapping):
         return (), {**example_inputs, **kwargs}
