@@ -6,6 +6,8 @@ The names are looked up when they are used, so that importing this needs neither
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hloserve.core.errors import MissingExtra
+
 if TYPE_CHECKING:
     from hloserve.bundle import IOSpec, write_bundle
     from hloserve.core.errors import ExportProblem, ProofFailed
@@ -49,6 +51,13 @@ _HOMES = {
     "write_bundle": "hloserve.bundle",
 }
 
+_EXTRAS = {
+    "jax": "export-jax",
+    "jaxlib": "export-jax",
+    "torch": "export-torch",
+    "torchax": "export-torch",
+}
+
 __all__ = [
     "DetectorConfig",
     "ExportOptions",
@@ -78,7 +87,14 @@ def __getattr__(name: str) -> Any:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module 'hloserve.export' has no attribute {name!r}") from None
-    return getattr(importlib.import_module(home), name)
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as missing:
+        extra = _EXTRAS.get((missing.name or "").split(".")[0])
+        if extra is None:
+            raise
+        raise MissingExtra(extra, name, missing) from missing
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

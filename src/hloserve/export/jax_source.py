@@ -24,6 +24,7 @@ from hloserve.export.pipeline import export_source
 from hloserve.export.report import ExportReport
 from hloserve.export.source import NamedArrays, Shape, Traced
 from hloserve.export.tracing import jax_settings, needs_x64, trace_function
+from hloserve.export.trees import dotted
 
 __all__ = ["JaxSource", "export_jax"]
 
@@ -181,7 +182,7 @@ def _named_inputs(
     leaves, tree = jax.tree_util.tree_flatten_with_path(values)
     named = []
     for path, leaf in leaves:
-        name = ".".join([names[path[0].idx], *map(_key, path[1:])])
+        name = ".".join(filter(None, (names[path[0].idx], dotted(path[1:]))))
         array = _host_array(f"input {name!r}", leaf, findings)
         if array is not None:
             named.append((name, array))
@@ -195,7 +196,7 @@ def _named_weights(weights: Any, findings: list[str]) -> tuple[NamedArrays, "_We
         tree = None
     else:
         flat, tree = jax.tree_util.tree_flatten_with_path(given)
-        names = [".".join(map(_key, path)) or "param" for path, _ in flat]
+        names = [dotted(path) or "param" for path, _ in flat]
         leaves = [leaf for _, leaf in flat]
     if repeated(names):
         findings.append(f"weights: {listing(repeated(names))} names several; names are unique")
@@ -247,6 +248,9 @@ def _host_array(role: str, value: Any, findings: list[str]) -> Array | None:
         kind = getattr(value, "dtype", type(value).__name__)
         findings.append(f"{role} is {kind}, which is no array that a bundle can hold")
         return None
+    except RuntimeError as error:  # donated to an earlier call, or on devices of other processes
+        findings.append(f"{role} cannot be read: {error}")
+        return None
     return array
 
 
@@ -284,15 +288,5 @@ def _wide_notes(
 def _output_name(path: Sequence[Any]) -> str:
     if not path:
         return "output"
-    keys = [_key(entry) for entry in path]
-    if isinstance(path[0], jax.tree_util.SequenceKey):
-        keys[0] = f"output_{keys[0]}"
-    return ".".join(keys)
-
-
-def _key(entry: Any) -> str:
-    """One step of a path in a tree: the key, index or attribute itself."""
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
+    prefix = "output_" if isinstance(path[0], jax.tree_util.SequenceKey) else ""
+    return prefix + dotted(path)

@@ -279,3 +279,25 @@ def test_floats_that_64_bit_integers_made_wide_are_reported(tmp_path: Path) -> N
 
     assert any("result 'output' is float64" in note for note in wide.notes)
     assert not any("float64" in note for note in narrow.notes)
+
+
+def test_arrays_that_were_donated_are_told(tmp_path: Path) -> None:
+    """An array that an earlier call consumed has no values any more."""
+    gone = jnp.ones(3)
+    gone.delete()
+
+    with pytest.raises(ExportProblem, match=r"weight 'w' cannot be read: .*deleted"):
+        _export(tmp_path, lambda x, w: x, (_X,), [("w", gone)])
+
+
+def test_compile_options_hold_while_the_model_is_traced(tmp_path: Path) -> None:
+    """Strict promotion refuses what JAX would otherwise widen."""
+    ids = np.arange(3, dtype=np.int32)
+
+    with pytest.raises(ExportProblem, match="dtype promotion"):
+        _export(
+            tmp_path,
+            lambda x, ids: x + ids[:, None],
+            (_X, ids),
+            compile_options={"numpy_dtype_promotion": "strict"},
+        )

@@ -126,6 +126,36 @@ def test_dynamic_batch_is_one_program(tmp_path: Path) -> None:
     assert [1, 7] == [program.size for program in report.programs]
 
 
+def _of_every_kind(x: Any, w: Any) -> dict[str, Any]:
+    """Operations that an open trace writes in a dynamic form."""
+    image = x.reshape(x.shape[0], 2, 2, 1)
+    return {
+        "best": jax.lax.top_k(x @ w, 2)[0],
+        "sorted": jnp.sort(x, axis=1),
+        "summed": jnp.cumsum(x, axis=1),
+        "pooled": jax.lax.reduce_window(
+            image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1,) * 4, "SAME"
+        ),
+        "picked": jnp.take_along_axis(x, jnp.argsort(x, axis=1)[:, :1], axis=1),
+        "padded": jnp.pad(x, ((0, 0), (1, 1))),
+        "positions": x + jnp.arange(x.shape[0])[:, None],
+    }
+
+
+@pytest.mark.parametrize("sizes", [[1, 3], "dynamic"])
+def test_operations_that_are_dynamic_in_an_open_trace_survive(tmp_path: Path, sizes: Any) -> None:
+    """After refining they are plain operations, and a server refines those of a dynamic bundle."""
+    source, options = _source(_of_every_kind, tmp_path, batch_sizes=sizes)
+
+    report = export_source(source, options)
+
+    assert 1 == len(source.shapes)
+    if sizes != "dynamic":
+        program = read_program((report.directory / "model.b3.mlir").read_bytes(), "model.b3.mlir")
+        assert frozenset() == program.custom_calls
+        assert "dynamic_" not in str(program.module)
+
+
 def test_dynamic_batch_without_an_open_trace_is_refused(tmp_path: Path) -> None:
     """What cannot be traced with an open batch is told to list its sizes."""
     source, options = _source(_by_size, tmp_path, batch_sizes="dynamic")
