@@ -22,8 +22,11 @@ from hloserve.export.torch_arrays import torch
 __all__ = ["is_constant_true", "make_traceable", "place_of", "scripted_parts", "walk"]
 
 _TORCH_PATHS = ("/torch/nn/", "/torch/_", "torch/nn/", "/torch/functional.py", "/torch/jit/")
-_SCRIPTED_LINE = re.compile(r'File "([^"]+)", line (\d+)')
-_TRACED_LINE = re.compile(r"^(\S+)\((\d+)\): ", re.MULTILINE)
+_LINES = (
+    re.compile(r'File "([^"]+)", line (\d+)'),  # of a script
+    re.compile(r"^\s*(\S+)\((\d+)\): ", re.MULTILINE),  # of a trace
+)
+_CHECKS = {f"aten::{check}" for check in ("Bool", "eq", "ne", "lt", "le", "gt", "ge")}
 
 
 def scripted_parts(module: Any) -> list[Any]:
@@ -41,8 +44,10 @@ def walk(block: Any) -> Iterator[Any]:
 
 def place_of(node: Any) -> str:
     """The line of the author's code that a node comes from, like ``net.py line 7``; or ``""``."""
-    text = node.sourceRange()
-    lines = _SCRIPTED_LINE.findall(text) or _TRACED_LINE.findall(text)
+    original, _, serialised = node.sourceRange().partition("Serialized")
+    lines = next(
+        filter(None, (form.findall(text) for text in (original, serialised) for form in _LINES)), []
+    )
     own = [line for line in lines if not any(part in line[0] for part in _TORCH_PATHS)]
     if not lines:
         return ""
@@ -112,7 +117,8 @@ def _ask_for_single_extents(graph: Any) -> None:
     """Read the extent of one axis where all were asked for as numbers, which fixes all of them."""
     for node in list(walk(graph)):
         tensor, axis = _tensor_and_axis(node)
-        if tensor is None:
+        # In a list, an open extent is not equal to the same number: a comparison would go wrong.
+        if tensor is None or any(use.user.kind() not in _CHECKS for use in node.output().uses()):
             continue
         if axis is None:
             axis = graph.insertConstant(0)

@@ -25,7 +25,14 @@ __all__ = ["ScriptOrPath", "load_script", "quiet", "rewrap_parameters"]
 ScriptOrPath: TypeAlias = Any
 """A path, or a `torch.jit.ScriptModule`."""
 
-_STATE_DICT_GLOBALS = ("collections", "torch", "torch._utils", "torch.storage", "numpy")
+_DATA_MODULES = {
+    "_codecs", "builtins", "collections", "numpy", "numpy.core.multiarray",
+    "numpy._core.multiarray", "torch", "torch._tensor", "torch._utils", "torch.serialization",
+    "torch.storage",
+}  # fmt: skip
+"""What a pickle of tensors alone names classes and functions of."""
+_MOST_PICKLES = 10
+"""The old format of torch.save has five in a file, and then the tensors' bytes."""
 _HEAD_BYTES = 64
 
 
@@ -201,13 +208,11 @@ def _archive_finding(archive: zipfile.ZipFile) -> str | None:
 
 def _of_pickle(data: bytes) -> str:
     """What a pickle of torch.save holds, told by the classes it names; it is not executed."""
-    classes = _classes_in(data)
-    foreign = [name for name in classes if not name.startswith(_STATE_DICT_GLOBALS)]
-    layers = [name for name in classes if name.startswith("torch.nn.modules")]
-    if foreign or layers:
+    foreign = [name for name in _classes_in(data) if name.rpartition(".")[0] not in _DATA_MODULES]
+    if foreign:
         return (
-            f"it holds pickled Python objects ({(foreign or layers)[0]}), which run code when they"
-            " are loaded: it must be trusted. Load it where its classes are, and give the module to"
+            f"it holds pickled Python objects ({foreign[0]}), which run code when they are loaded:"
+            " it must be trusted. Load it where its classes are, and give the module to"
             " export_pytorch"
         )
     return (
@@ -219,14 +224,16 @@ def _of_pickle(data: bytes) -> str:
 def _classes_in(data: bytes) -> list[str]:
     found: list[str] = []
     texts: list[str] = []
+    file = io.BytesIO(data)
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "GLOBAL":
-                found.append(str(argument).replace(" ", "."))
-            elif opcode.name == "STACK_GLOBAL" and len(texts) >= 2:
-                found.append(".".join(texts[-2:]))
-            elif isinstance(argument, str):
-                texts.append(argument)
+        for _ in range(_MOST_PICKLES):
+            for opcode, argument, _position in pickletools.genops(file):
+                if opcode.name == "GLOBAL":
+                    found.append(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL":
+                    found.append(".".join(texts[-2:]))
+                elif isinstance(argument, str):
+                    texts.append(argument)
     except (ValueError, pickle.UnpicklingError):
-        pass  # cut off, or one of several pickles: what was seen says enough
+        pass  # cut off, or past the last one: what was seen says enough
     return found
