@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.models_bundles import replace_in
 
 from hloserve.models.bundle_check import check_bundle
-from hloserve.models.program_probe import ProgramProbe
+from hloserve.engine.program_probe import ProgramProbe
 
 pytestmark = pytest.mark.xla
 

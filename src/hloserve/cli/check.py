@@ -56,7 +56,7 @@ def check(
       hloserve check models/ --json
     """
     from hloserve.models.bundle_check import check_bundle
-    from hloserve.models.program_probe import ProgramProbe
+    from hloserve.engine.program_probe import ProgramProbe
 
     reports = []
     open_backend = cache(_open_cpu) if runs_programs else None

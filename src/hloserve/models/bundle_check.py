@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from hloserve.bundle.active_weights import open_bundle_weights
 from hloserve.bundle.findings import Finding, errors_at, warnings_at
 from hloserve.bundle.layout import ProgramFile, find_programs, weights_path
 from hloserve.bundle.manifest import HOOK_FILE, MANIFEST_FILE, Manifest, load_manifest
@@ -109,7 +110,7 @@ def check_bundle(
         runs_hooks: execute its hook file, as a server would.
         open_backend: opens the device on which each program is run once; None runs none.
         probe: says why a program file must not be read in this process, or nothing
-            (`hloserve.models.program_probe`); None trusts the files that far.
+            (`hloserve.engine.program_probe`); None trusts the files that far.
 
     Returns:
         The report; nothing is raised for what is wrong with the bundle.
@@ -165,12 +166,12 @@ def _open_weights(report: BundleReport, manifest: Manifest) -> WeightsFile | Non
         return None
     report.checked.append("weights")
     try:
-        weights = WeightsFile.open(path)
+        weights = open_bundle_weights(report.path, manifest)
     except WeightsProblem as problem:
-        report.findings += errors_at(path.name, problem.findings)
+        report.findings += errors_at(Path(problem.bundle).name, problem.findings)
         return None
     report.weights_bytes = weights.nbytes
-    report.findings += warnings_at(path.name, weights.warnings)
+    report.findings += warnings_at(weights.path.name, weights.warnings)
     return weights
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hloserve.bundle.layout import weights_path
+from hloserve.bundle.active_weights import open_bundle_weights
 from hloserve.bundle.manifest import Manifest, load_manifest
 from hloserve.bundle.weights import WeightsFile
 from hloserve.core.errors import (
@@ -37,6 +37,7 @@ from hloserve.engine.arena import HostArena, load_weights
 from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.executable_cache import ExecutableCache, compile_cached
+from hloserve.engine.program_probe import ProbedReader, ProgramProbe
 from hloserve.engine.signature import TensorType
 from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook, missing_hooks
 from hloserve.models.model import Model, metadata_of
@@ -57,12 +58,14 @@ class LoadOptions:
         batch_sizes: the sizes to compile; None for those of the bundle.
         is_largest_only: of these, compile only the largest of each variant.
         cache: where compiled programs are kept; None keeps none.
+        probe: reads programs before this process does; None trusts the files that far.
     """
 
     max_batch_size: int | None = None
     batch_sizes: Sequence[int] | None = None
     is_largest_only: bool = False
     cache: ExecutableCache | None = None
+    probe: ProgramProbe | None = None
 
 
 def load_model(
@@ -183,12 +186,13 @@ def _read_parts(
 ) -> tuple[WeightsFile, list[PlannedProgram], Hooks | None]:
     """Open weights, programs and hooks, and raise once with all that is wrong with them."""
     problems: list[BundleProblem] = []
-    weights = _attempt(lambda: WeightsFile.open(weights_path(bundle, manifest)), problems)
+    weights = _attempt(lambda: open_bundle_weights(bundle, manifest), problems)
     if weights is not None:
         held.callback(weights.close)
     findings: list[str] = []
     arguments = None if weights is None else weights.arguments
-    planned = plan_programs(bundle, manifest, arguments, backend, findings, options.batch_sizes)
+    reader = ProbedReader(backend, options.probe, options.cache) if options.probe else backend
+    planned = plan_programs(bundle, manifest, arguments, reader, findings, options.batch_sizes)
     if options.is_largest_only:
         planned = _largest(planned)
     if findings:

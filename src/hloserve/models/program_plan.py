@@ -15,7 +15,7 @@ from hloserve.bundle.layout import ProgramFile, check_single_program, find_progr
 from hloserve.bundle.manifest import Manifest
 from hloserve.core.errors import BundleProblem, ProgramProblem
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
-from hloserve.engine.backend import Backend, Program, ProgramReader
+from hloserve.engine.backend import Program, ProgramReader
 from hloserve.engine.device_model import VariantKey, variant_key
 from hloserve.engine.program_check import (
     WeightType,
@@ -59,7 +59,7 @@ def plan_programs(
     bundle: Path,
     manifest: Manifest,
     weights: Sequence[WeightType] | None,
-    backend: Backend,
+    reader: ProgramReader,
     findings: list[str],
     batch_sizes: Sequence[int] | None = None,
 ) -> list[PlannedProgram]:
@@ -69,7 +69,7 @@ def plan_programs(
         bundle: its directory.
         manifest: of a regular model.
         weights: in argument order; None when they are unknown: then types are not checked.
-        backend: reads programs.
+        reader: reads programs.
         findings: gets one sentence per disagreement.
         batch_sizes: what the operator wants compiled; None for what the bundle lists.
 
@@ -84,7 +84,7 @@ def plan_programs(
     wanted = () if batch_sizes is None else tuple(sorted(set(batch_sizes)))
     planned = []
     for file in _choose_files(files, manifest, wanted, findings):
-        planned += plan_file(file, manifest, weights, backend, findings, wanted)
+        planned += plan_file(file, manifest, weights, reader, findings, wanted)
     findings += differing_results(planned, manifest)
     return planned
 

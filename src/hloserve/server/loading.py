@@ -14,6 +14,7 @@ from hloserve.config.schema import WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.engine.backend import Backend
 from hloserve.engine.executable_cache import ExecutableCache
+from hloserve.engine.program_probe import ProgramProbe
 from hloserve.models.loader import LoadOptions, load_model
 from hloserve.models.model import Model
 from hloserve.models.progress import Progress
@@ -48,14 +49,32 @@ class BundleLoader:
         backend: the device.
         config: whose settings for single models apply.
         progress: hears the details.
+        probe: reads programs before this process does; None trusts the files that far.
 
     Threading: load threads call it, several at once.
     """
 
-    def __init__(self, backend: Backend, config: WorkerConfig, progress: Progress) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: WorkerConfig,
+        progress: Progress,
+        probe: ProgramProbe | None = None,
+    ) -> None:
         self.backend = backend
         self._config = config
         self._progress = progress
+        self._probe = probe
+
+    def prepare(self) -> None:
+        """Start what the next load will need, because there will be one soon."""
+        if self._probe is not None:
+            self._probe.start()
+
+    def rest(self) -> None:
+        """End what no load needs."""
+        if self._probe is not None:
+            self._probe.close()
 
     def __call__(self, found: Found) -> Loaded:
         """Load the bundle that was found.
@@ -101,4 +120,5 @@ class BundleLoader:
             batch_sizes=settings.batch_sizes if settings else None,
             is_largest_only=runtime.batch_sizes == "largest",
             cache=cache,
+            probe=self._probe,
         )

@@ -153,6 +153,8 @@ class Repository:
     def close(self) -> None:
         """Begin nothing more; loads that run end in nothing."""
         self._is_closed = True
+        if self._loader is not None:
+            self._threads.run(self._loader.rest)
         self._threads.close()
 
     @property
@@ -174,6 +176,8 @@ class Repository:
         ready = settled(self._sightings, now_ns, self._quiet_ns) - self._loads.keys()
         self._apply(decide(self._applied, self._sightings, ready))
         waiting = self._sightings.keys() - self._loads.keys()
+        if any(sighting.looks == 1 and sighting.found for sighting in self._sightings.values()):
+            self._threads.run(self._loader.prepare)
         ages_ns = [now_ns - self._sightings[name].since_ns for name in waiting]
         return max(0, self._quiet_ns - max(ages_ns)) * 1e-9 if ages_ns else None
 
@@ -276,6 +280,8 @@ class Repository:
             self._note_failure(name, load.found, error)
         for ticket in load.waiters:
             _settle(ticket, name, error)
+        if not self._loads and not self._is_closed:
+            self._threads.run(self._loader.rest)
         self._decide_startup(name)
 
     def _serve(self, name: str, loaded: Loaded) -> None:

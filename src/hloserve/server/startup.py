@@ -18,6 +18,7 @@ from hloserve.config.schema import RuntimeConfig, WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
+from hloserve.engine.program_probe import ProgramProbe
 from hloserve.models.repository_look import Look, look_at
 
 __all__ = ["BackendFactory", "Startup", "StartupEvents", "open_backend", "repository_roots"]
@@ -79,6 +80,7 @@ class Startup:
     Args:
         post: `loop.call_soon_threadsafe`.
         events: hears the outcome on the loop thread.
+        probe: what loading will need, to be started early.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Startup:
         post: Callable[..., object],
         open_device: BackendFactory,
         events: StartupEvents,
+        probe: ProgramProbe | None = None,
     ) -> None:
+        self._probe = probe
         self._config = config
         self._post_to_loop = post
         self._open_device = open_device
@@ -128,6 +132,8 @@ class Startup:
             raise BundleProblem(", ".join(map(str, roots)), findings)
         _warn_of_names(look, roots, self._config.models_include)
         self._post(self._events.bundles_found, look)
+        if look.bundles and self._probe is not None:
+            self._probe.start()  # it gets ready while the device does
         backend = self._open_device(self._config.runtime)
         self._post(self._events.device_opened, backend, look)
 

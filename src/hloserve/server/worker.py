@@ -35,6 +35,7 @@ from hloserve.core.logging import configure, log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
+from hloserve.engine.program_probe import ProgramProbe
 from hloserve.engine.scheduler import Scheduler
 from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
@@ -130,7 +131,7 @@ async def _run(
     addresses = await worker.listen(ports_file)
     sys.stdout.write(addresses.describe())
     sys.stdout.flush()
-    worker.load(open_device, show_progress=show_progress)
+    worker.load(open_device, show_progress=show_progress, probe=ProgramProbe())
     await worker.wait_stopped()
     return await worker.drain(), worker.is_loading
 
@@ -191,6 +192,7 @@ class Worker:
         self._startup: Startup | None = None
         self._watcher: Watcher | None = None
         self._progress: Progress
+        self._probe: ProgramProbe | None = None
 
     def _build_repository(self, cpus: int) -> Repository:
         config, post = self.config, self._loop.call_soon_threadsafe
@@ -277,14 +279,22 @@ class Worker:
         )
         return addresses
 
-    def load(self, open_device: BackendFactory, *, show_progress: bool) -> None:
+    def load(
+        self,
+        open_device: BackendFactory,
+        *,
+        show_progress: bool,
+        probe: ProgramProbe | None = None,
+    ) -> None:
         """Begin with names and device on a thread of their own; loading follows."""
+        self._probe = probe
         self._progress = build_progress(self._loop.call_soon_threadsafe, is_shown=show_progress)
         self._startup = Startup(
             self.config,
             post=self._loop.call_soon_threadsafe,
             open_device=open_device,
             events=self,
+            probe=probe,
         )
         self.registry.is_discovering = True
         self._startup.start()
@@ -318,7 +328,8 @@ class Worker:
         self._dispatcher.start()
         bundles = self._startup_set(look)
         self._progress.bundles_found(len(bundles))
-        self.repository.begin(BundleLoader(backend, self.config, self._progress), bundles)
+        loader = BundleLoader(backend, self.config, self._progress, self._probe)
+        self.repository.begin(loader, bundles)
         if self.config.model_control_mode == "dynamic":
             self._watcher = Watcher(
                 repository_roots(self.config),
