@@ -8,6 +8,7 @@ the exit status is 1 when a page is not what it would be.
 import ast
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -204,9 +205,10 @@ def error_rows(error: type[errors.HloserveError], depth: int) -> Iterator[str]:
     retry = "yes" if error.retryable else ""
     indent = "&emsp;" * depth
     yield f"| {indent}`{error.__name__}` | {code} | {status} | {retry} | {meaning} |"
-    for below in error.__subclasses__():
-        if below.__module__ == errors.__name__:
-            yield from error_rows(below, depth + 1)
+    ours = [e for e in error.__subclasses__() if e.__name__ in errors.__all__]
+    drawn = re.findall(r"─ (\w+)", errors.__doc__ or "")
+    for below in sorted(ours, key=lambda e: drawn.index(e.__name__)):
+        yield from error_rows(below, depth + 1)
 
 
 PAGES = {"configuration.md": configuration, "commands.md": commands, "errors.md": error_page}

@@ -22,6 +22,8 @@ from hloserve.core.errors import (
     NotImplementedYet,
     NotPossibleNow,
     Overloaded,
+    PermissionDenied,
+    Unauthenticated,
     Unavailable,
 )
 from hloserve.wire.grpc_events import RpcEnded
@@ -39,6 +41,8 @@ _MAKERS: Mapping[Code, Callable[[str, str], HloserveError]] = {
     Code.CANCELLED: lambda model, text: Cancelled(model),
     Code.UNAVAILABLE: lambda model, text: Unavailable(text),
     Code.INTERNAL: lambda model, text: HloserveError(text),
+    Code.UNAUTHENTICATED: lambda model, text: Unauthenticated(text, has_token=False),
+    Code.PERMISSION_DENIED: lambda model, text: PermissionDenied("", ""),
 }
 
 

@@ -12,6 +12,8 @@
     │   ├─ BodyTooLarge      (limit_bytes, got_bytes, setting)
     │   ├─ UnsupportedMedia  (what, supported)
     │   └─ InvalidInput      (message)            raised by hooks
+    ├─ Unauthenticated       UNAUTHENTICATED      (reason, has_token)  no token, or not one of ours
+    ├─ PermissionDenied      PERMISSION_DENIED    (scope, name)        the token may not do this
     ├─ ModelNotFound         NOT_FOUND            (model)
     ├─ NotImplementedYet     UNIMPLEMENTED        (what)
     ├─ NotPossibleNow        FAILED_PRECONDITION  the caller must do something else first
@@ -36,12 +38,25 @@
 
 Rules: decide by type, never by message text; fields are attributes and the message is built from
 them; `retryable` only when the same call may succeed unchanged. Statuses are not here:
-`hloserve.wire.status` maps `Code` to gRPC and HTTP.
+`hloserve.wire.status` maps `Code` to gRPC and HTTP. Those of files and settings
+are defined in `hloserve.core.problems`, and imported from here like the others.
 """
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import ClassVar
+
+from hloserve.core.error_base import Code, HloserveError
+from hloserve.core.problems import (
+    BundleProblem,
+    ConfigProblem,
+    ExportProblem,
+    HookProblem,
+    ManifestProblem,
+    MissingExtra,
+    ProgramProblem,
+    ProofFailed,
+    UntestedVersion,
+    WeightsProblem,
+)
 
 __all__ = [
     "BackendFailed",
@@ -68,39 +83,20 @@ __all__ = [
     "NotImplementedYet",
     "NotPossibleNow",
     "Overloaded",
+    "PermissionDenied",
     "ProgramProblem",
     "ProofFailed",
     "QueueFull",
     "ShuttingDown",
     "TensorMismatch",
     "TooManyInFlight",
+    "Unauthenticated",
     "Unavailable",
     "UnknownTensor",
     "UnsupportedMedia",
     "UntestedVersion",
     "WeightsProblem",
 ]
-
-
-class Code(Enum):
-    """Canonical status codes; values are gRPC's names."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    NOT_FOUND = "NOT_FOUND"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    CANCELLED = "CANCELLED"
-    UNAVAILABLE = "UNAVAILABLE"
-    INTERNAL = "INTERNAL"
-
-
-class HloserveError(Exception):
-    """Root of the tree. `code` and `retryable` are fixed per class."""
-
-    code: ClassVar[Code] = Code.INTERNAL
-    retryable: ClassVar[bool] = False
 
 
 class BadRequest(HloserveError):
@@ -180,6 +176,26 @@ class UnsupportedMedia(BadRequest):
 
 class InvalidInput(BadRequest):
     """Raise this in a hook to tell the caller that its input is not acceptable."""
+
+
+class Unauthenticated(HloserveError):
+    """The call needs a token and has none, or has one that this server does not know."""
+
+    code = Code.UNAUTHENTICATED
+
+    def __init__(self, reason: str, *, has_token: bool) -> None:
+        self.reason, self.has_token = reason, has_token
+        super().__init__(f"{reason}; send the header `authorization: Bearer TOKEN`")
+
+
+class PermissionDenied(HloserveError):
+    """The token is known, and may not do this."""
+
+    code = Code.PERMISSION_DENIED
+
+    def __init__(self, scope: str, name: str) -> None:
+        self.scope, self.name = scope, name
+        super().__init__(f"token {name!r} has not the scope {scope!r}, which this call needs")
 
 
 class ModelNotFound(HloserveError):
@@ -290,71 +306,6 @@ class ModelNotReady(Unavailable):
         super().__init__(f"model {model!r} is not ready: {reason}")
 
 
-class BundleProblem(HloserveError):
-    """A bundle that cannot be loaded, with everything that is wrong with it.
-
-    Attributes:
-        bundle: the bundle's directory or name.
-        findings: one sentence each: the place, the rule, what was expected and what came.
-    """
-
-    def __init__(self, bundle: object, findings: Sequence[str] | str) -> None:
-        self.bundle = str(bundle)
-        self.findings = (findings,) if isinstance(findings, str) else tuple(findings)
-        super().__init__(f"bundle {self.bundle}: " + "; ".join(self.findings))
-
-
-class ManifestProblem(BundleProblem):
-    """The content of `manifest.yaml`."""
-
-
-class WeightsProblem(BundleProblem):
-    """The weights file: header, offsets, metadata, missing tensors."""
-
-
-class ProgramProblem(BundleProblem):
-    """A program file: missing, unreadable, or at odds with manifest or weights."""
-
-
-class HookProblem(BundleProblem):
-    """`model.py`: it fails to run, or does not register what the bundle needs."""
-
-
-class ExportProblem(HloserveError):
-    """A model that cannot be exported, or must not be; nothing was written.
-
-    Attributes:
-        model: the name of the bundle that was asked for.
-        findings: one sentence each: the layer, argument or option, what is wrong and what to do.
-    """
-
-    def __init__(self, model: str, findings: Sequence[str] | str) -> None:
-        self.model = model
-        self.findings = (findings,) if isinstance(findings, str) else tuple(findings)
-        super().__init__(f"export of {model!r}: " + "; ".join(self.findings))
-
-
-class ProofFailed(ExportProblem):
-    """The exported program does not compute what the source model does, or nothing proves it."""
-
-
-class ConfigProblem(HloserveError):
-    """A setting that cannot be used.
-
-    Attributes:
-        source: where it came from: a file, an environment variable, a flag.
-        at: the path of the key, e.g. ``$.scheduler.discipline``.
-        others: what else is wrong, so that one run tells everything.
-    """
-
-    def __init__(
-        self, source: str, at: str, reason: str, others: Sequence["ConfigProblem"] = ()
-    ) -> None:
-        self.source, self.at, self.reason, self.others = source, at, reason, tuple(others)
-        first = f"{source}: {at}: {reason}" if at else f"{source}: {reason}"
-        super().__init__("\n".join([first, *map(str, others)]))
-
-
 class HookFailed(HloserveError):
     """A hook raised, or returned something that does not fit; the cause is chained."""
 
@@ -370,28 +321,3 @@ class BackendFailed(HloserveError):
         self.operation, self.model, self.reason = operation, model, reason
         of_model = f" of model {model!r}" if model else ""
         super().__init__(f"{operation}{of_model} failed: {reason}")
-
-
-class MissingExtra(HloserveError):
-    """A library of an optional extra is not installed; the text is the command that installs it."""
-
-    code = Code.FAILED_PRECONDITION
-
-    def __init__(self, extra: str, purpose: str, missing: object) -> None:
-        self.extra, self.purpose = extra, purpose
-        super().__init__(
-            f"{purpose} needs more packages: pip install 'hloserve[{extra}]' ({missing})"
-        )
-
-
-class UntestedVersion(HloserveError):
-    """A library whose internals we use is of a version in which they have moved."""
-
-    code = Code.FAILED_PRECONDITION
-
-    def __init__(self, library: str, found: str, tested: str) -> None:
-        self.library, self.found, self.tested = library, found, tested
-        super().__init__(
-            f"{library} {found} does not work with this version of hloserve, tested with"
-            f" {library} {tested}; install one of these"
-        )

@@ -41,6 +41,8 @@ STATUS: Mapping[Code, Status] = {
     Code.CANCELLED: Status(grpc=1, http=499),
     Code.UNAVAILABLE: Status(grpc=14, http=503),
     Code.INTERNAL: Status(grpc=13, http=500),
+    Code.UNAUTHENTICATED: Status(grpc=16, http=401),
+    Code.PERMISSION_DENIED: Status(grpc=7, http=403),
 }
 
 GRPC_CODES: Mapping[int, str] = dict(

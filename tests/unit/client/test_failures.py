@@ -14,6 +14,8 @@ from hloserve.core.errors import (
     NotImplementedYet,
     NotPossibleNow,
     Overloaded,
+    PermissionDenied,
+    Unauthenticated,
     Unavailable,
 )
 from hloserve.wire.grpc_events import RpcEnded
@@ -29,6 +31,8 @@ TYPES: dict[Code, type[HloserveError]] = {
     Code.CANCELLED: Cancelled,
     Code.UNAVAILABLE: Unavailable,
     Code.INTERNAL: HloserveError,
+    Code.UNAUTHENTICATED: Unauthenticated,
+    Code.PERMISSION_DENIED: PermissionDenied,
 }
 TRAILERS = ((b"grpc-status", b"1"),)
 
@@ -53,7 +57,7 @@ def test_fields_that_the_client_knows_are_set() -> None:
     assert error.model == "m"
 
 
-@pytest.mark.parametrize(("number", "name"), [(2, "UNKNOWN"), (16, "UNAUTHENTICATED"), (99, "?")])
+@pytest.mark.parametrize(("number", "name"), [(2, "UNKNOWN"), (10, "ABORTED"), (99, "?")])
 def test_codes_that_our_server_never_sends_are_internal_and_named(number: int, name: str) -> None:
     """Another server, or a proxy, may answer with any of gRPC's codes."""
     error = failure_of(RpcEnded(1, number, "why", None, TRAILERS), "m", "host:1")

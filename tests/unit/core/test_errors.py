@@ -6,7 +6,7 @@ from hloserve.core import errors
 
 
 def _tree(error: type[errors.HloserveError]) -> list[type[errors.HloserveError]]:
-    below = [e for e in error.__subclasses__() if e.__module__ == errors.__name__]
+    below = [e for e in error.__subclasses__() if e.__module__.startswith("hloserve.core.")]
     return [error, *(e for child in below for e in _tree(child))]
 
 

@@ -9,7 +9,9 @@ from hloserve.core.errors import (
     InvalidInput,
     ModelNotFound,
     NotImplementedYet,
+    PermissionDenied,
     QueueFull,
+    Unauthenticated,
     UnsupportedMedia,
 )
 from hloserve.wire.status import (
@@ -40,7 +42,7 @@ def test_foreign_numbers_have_a_name_but_no_code() -> None:
     """A peer may send codes that this server never sends, and numbers that nobody defines."""
     assert len(GRPC_CODES) == 17
     assert code_of(GRPC_OK) is None
-    assert code_of(16) is None
+    assert code_of(10) is None
     assert grpc_name(16) == "UNAUTHENTICATED"
     assert grpc_name(99) == "UNKNOWN"
 
@@ -51,6 +53,8 @@ def test_foreign_numbers_have_a_name_but_no_code() -> None:
         (InvalidInput("x"), 400),
         (ModelNotFound("m"), 404),
         (NotImplementedYet("x"), 501),
+        (Unauthenticated("the call has no token", has_token=False), 401),
+        (PermissionDenied("admin", "alice"), 403),
         (QueueFull("m", 3), 429),
         (BodyTooLarge(1, 2, "http.max_body_bytes"), 413),
         (UnsupportedMedia("content type x", ["application/json"]), 415),
