@@ -1,8 +1,8 @@
-"""The door to the disk: regular files only, sizes bounded before anything is read.
+"""The door to files that are read: regular files only, sizes bounded before anything is read.
 
-What lives here: opening and reading files that others wrote, and writing files that survive a
-crash. What does not: what the bytes mean. `OSError` leaves this module as it is; the callers say
-which file of the bundle it was. Any thread.
+What lives here: opening and reading files that others wrote. What does not: writing
+(`hloserve.bundle.disk`) and what the bytes mean. `OSError` leaves this module as it is; the callers
+say which file of the bundle it was. Any thread.
 
 Rules.
 1. Nothing but a regular file is read: a fifo would block for ever, a device has no size.
@@ -11,10 +11,9 @@ Rules.
 
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["open_regular", "read_bounded", "sync_directory", "write_new"]
+__all__ = ["open_regular", "read_bounded"]
 
 
 def open_regular(path: Path) -> int:
@@ -52,21 +51,3 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes:
     if max(size, len(content)) > limit_bytes:
         raise OSError(0, f"it is larger than {limit_bytes} bytes", str(path))
     return content
-
-
-def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file that must not exist yet, and wait until the disk has it."""
-    with open(path, "xb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Wait until the disk has the names in a directory."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

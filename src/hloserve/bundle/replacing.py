@@ -11,12 +11,11 @@ under a temporary name between two renames; a crash there loses neither director
 import ctypes
 import errno
 import os
-import shutil
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
-from hloserve.bundle.files import sync_directory
+from hloserve.bundle.disk import DISK, Disk
 
 __all__ = ["Rename", "RenameRule", "place_new", "rename_by_kernel", "replace_directory"]
 
@@ -56,21 +55,26 @@ def rename_by_kernel(source: Path, target: Path, rule: RenameRule) -> bool:
     raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
-def place_new(finished: Path, target: Path, rename: Rename = rename_by_kernel) -> None:
+def place_new(
+    finished: Path, target: Path, rename: Rename = rename_by_kernel, disk: Disk = DISK
+) -> None:
     """Rename a directory to a name that must be free.
 
     Raises:
         FileExistsError: the name is taken, be it by an empty directory.
         OSError: the rename failed.
     """
+    disk.announce(f"rename {finished.name} to {target.name}, which must be free")
     if not rename(finished, target, RenameRule.MUST_BE_FREE):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-        os.rename(finished, target)
-    sync_directory(target.parent)
+        disk.rename_directory(finished, target)
+    disk.sync_directory(target.parent)
 
 
-def replace_directory(finished: Path, target: Path, rename: Rename = rename_by_kernel) -> None:
+def replace_directory(
+    finished: Path, target: Path, rename: Rename = rename_by_kernel, disk: Disk = DISK
+) -> None:
     """Rename a directory to a name that is taken, and remove what had the name before.
 
     A symbolic link that had the name is removed; what it points to stays.
@@ -79,17 +83,18 @@ def replace_directory(finished: Path, target: Path, rename: Rename = rename_by_k
         OSError: a rename failed; the old directory still has the name.
     """
     retired = finished
+    disk.announce(f"exchange {finished.name} and {target.name}")
     if not rename(finished, target, RenameRule.EXCHANGE):
         retired = finished.with_name(finished.name + "-old")
-        os.rename(target, retired)
+        disk.rename_directory(target, retired)
         try:
-            os.rename(finished, target)
+            disk.rename_directory(finished, target)
         except OSError:
-            os.rename(retired, target)
+            disk.rename_directory(retired, target)
             raise
-    sync_directory(target.parent)
+    disk.sync_directory(target.parent)
     if retired.is_symlink():
-        retired.unlink()
+        disk.remove(retired)
     else:
         # What cannot be removed keeps a name that discovery skips.
-        shutil.rmtree(retired, ignore_errors=True)
+        disk.remove_tree(retired)

@@ -5,14 +5,14 @@ the bytes are the program's arguments as they are. Without the key it is a legac
 shapes are reversed, and the data is the row-major form of the transposed array, so each tensor of
 rank 2 or more is permuted while it is read. Nothing else tells the layouts apart; never guess.
 
-What lives here: `WeightsFile`, and all weights of a bundle as arrays. What does not: the header's
-syntax (`hloserve.bundle.safetensors`), memory (`hloserve.engine.arena`). A `WeightsFile` belongs to
-whoever opened it; `read_into` may be called from several threads.
+What lives here: `WeightsFile`. What does not: the header's syntax (`hloserve.bundle.safetensors`),
+which file of a bundle it is (`hloserve.bundle.active_weights`), memory (`hloserve.engine.arena`). A
+`WeightsFile` belongs to whoever opened it; `read_into` may be called from several threads.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,12 +22,9 @@ import numpy.typing as npt
 
 from hloserve.bundle.files import open_regular
 from hloserve.bundle.findings import describe, listing, raise_findings, repeated
-from hloserve.bundle.layout import weights_path
-from hloserve.bundle.manifest import load_manifest
 from hloserve.bundle.safetensors import Header, TensorEntry, read_header
 from hloserve.core.dtypes import BOOL, DType
 from hloserve.core.errors import WeightsProblem
-from hloserve.core.tensors import Array
 
 __all__ = [
     "ARGUMENT_ORDER",
@@ -35,7 +32,6 @@ __all__ = [
     "PROGRAM_AXIS_ORDER",
     "WeightTensor",
     "WeightsFile",
-    "read_bundle_weights",
 ]
 
 ARGUMENT_ORDER = "argument_order"
@@ -67,36 +63,40 @@ class WeightsFile:
     Attributes:
         path: the file.
         arguments: the program's weight arguments, in order.
-        tensor_count: tensors in the file, listed as arguments or not.
+        tensors: all tensors in the file by name, listed as arguments or not.
         metadata: the file's own metadata.
         is_legacy: True when reading permutes the data.
         warnings: what was ignored, one sentence each.
     """
 
-    def __init__(self, path: Path, fd: int, header: Header) -> None:
+    def __init__(self, path: Path, fd: int, header: Header, warnings: Sequence[str] = ()) -> None:
         self.path = path
         self.metadata: Mapping[str, str] = header.metadata
-        self.tensor_count = len(header.tensors)
         self._fd = fd
         findings: list[str] = []
         self.is_legacy = _is_legacy(header, findings)
         names = _argument_order(header, findings)
         raise_findings(WeightsProblem, path, findings)
-        self.arguments = tuple(
-            _argument(header, header.tensors[name], self.is_legacy) for name in names
-        )
+        self.tensors: Mapping[str, WeightTensor] = {
+            name: _argument(header, entry, self.is_legacy) for name, entry in header.tensors.items()
+        }
+        self.arguments = tuple(self.tensors[name] for name in names)
         listed = set(names)
         unlisted = [name for name in header.tensors if name not in listed]
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = tuple(warnings)
         if unlisted:
-            self.warnings = (
+            self.warnings += (
                 f"{path.name}: tensors that {ARGUMENT_ORDER} does not list are ignored:"
                 f" {listing(unlisted)}",
             )
 
     @classmethod
-    def open(cls, path: str | Path) -> "WeightsFile":
+    def open(cls, path: str | Path, *, warnings: Sequence[str] = ()) -> "WeightsFile":
         """Open a file, and check its header and its metadata.
+
+        Args:
+            path: the file.
+            warnings: what there is to say about the choice of this file.
 
         Raises:
             WeightsProblem: it is missing, not a regular file, not safetensors, or its metadata
@@ -113,10 +113,15 @@ class WeightsFile:
             reason = error.strerror if isinstance(error, OSError) else error
             raise WeightsProblem(path, f"cannot be opened: {reason}") from error
         try:
-            return cls(path, fd, read_header(fd, str(path)))
+            return cls(path, fd, read_header(fd, str(path)), warnings)
         except BaseException:
             os.close(fd)
             raise
+
+    @property
+    def fd(self) -> int:
+        """The open file; stays the same file whatever becomes of its name."""
+        return self._fd
 
     @property
     def nbytes(self) -> int:
@@ -187,30 +192,6 @@ class WeightsFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def read_bundle_weights(bundle: str | Path) -> dict[str, Array]:
-    """Read all weights of a bundle in program order, whichever layout they are stored in.
-
-    Returns:
-        Name to array, in the order of the program's arguments; empty for a meta model without
-        weights. Each array owns its memory.
-
-    Raises:
-        ManifestProblem: the manifest is not valid.
-        WeightsProblem: the weights are not.
-    """
-    manifest = load_manifest(bundle)
-    path = weights_path(Path(bundle), manifest)
-    if manifest.is_meta and not path.exists():
-        return {}
-    arrays: dict[str, Array] = {}
-    with WeightsFile.open(path) as weights:
-        for tensor in weights.arguments:
-            array = np.empty(tensor.shape, tensor.dtype.numpy)
-            weights.read_into(tensor, array.reshape(-1).view(np.uint8))
-            arrays[tensor.name] = array
-    return arrays
 
 
 def _is_legacy(header: Header, findings: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """Writing bundles: everything is checked, then written beside, then renamed in place.
 
 What lives here: `write_bundle`. What does not: letters of axes (`hloserve.bundle.io_spec`), names
-of program files (`hloserve.bundle.modules`), the renames (`hloserve.bundle.replacing`). Called by
+of program files (`hloserve.bundle.modules`), the disk (`hloserve.bundle.placing`). Called by
 exporters and authors; any thread, but one writer per bundle.
 
 Rules.
@@ -11,20 +11,17 @@ Rules.
 """
 
 import os
-import secrets
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from hloserve.bundle.files import sync_directory, write_new
+from hloserve.bundle.disk import Chunks
 from hloserve.bundle.findings import describe, listing, raise_findings
 from hloserve.bundle.io_spec import IOSpec, build_specs
 from hloserve.bundle.layout import is_bundle_name
 from hloserve.bundle.manifest import MANIFEST_FILE, bundle_name, parse_manifest
 from hloserve.bundle.manifest_text import PATCH_FILE, format_manifest, split_provenance
 from hloserve.bundle.modules import Modules, plan_modules
-from hloserve.bundle.replacing import place_new, replace_directory
+from hloserve.bundle.placing import place_bundle
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 from hloserve.bundle.versions import DYNAMIC_BATCH, needed_version
 from hloserve.bundle.weights_writing import Layout, WeightArrays, plan_weights
@@ -33,9 +30,7 @@ from hloserve.core.tensors import TensorSpec
 
 __all__ = ["write_bundle"]
 
-_EXISTS = "exists already; pass overwrite=True to replace it in one step"
 _VERSIONS: Mapping[str, str] = {"xla": "2.1", "legacy": "2.0"}
-Chunks: TypeAlias = Iterable[bytes | memoryview]
 
 
 def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but six have defaults
@@ -137,7 +132,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     # A hook file may also be added later, by hand: client specs alone are no reason to refuse.
     parse_manifest(text, name=name, has_hook_file=True, source=str(target))
     written[MANIFEST_FILE] = (text.encode(),)
-    _write_in_place(target, written, overwrite)
+    place_bundle(target, written, overwrite=overwrite)
     return target
 
 
@@ -184,51 +179,3 @@ def _extra_files(
         else:
             extra[name] = (content.encode() if isinstance(content, str) else bytes(content),)
     return extra
-
-
-def _write_in_place(target: Path, files: Mapping[str, Chunks], overwrite: bool) -> None:
-    is_taken = os.path.lexists(target)
-    if is_taken and not overwrite:
-        raise BundleProblem(target, _EXISTS)
-    if is_taken and not target.is_dir():
-        raise BundleProblem(target, "is in the way and not a directory; move it away")
-    if is_taken and not _is_replaceable(target):
-        raise BundleProblem(
-            target, f"is a directory without {MANIFEST_FILE}, so not a bundle; move it away"
-        )
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _make_temporary(target)
-        try:
-            for name, chunks in files.items():
-                write_new(temporary / name, chunks)
-            sync_directory(temporary)
-            if is_taken:
-                replace_directory(temporary, target)
-            else:
-                _place_new(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise BundleProblem(target, f"cannot be written: {error.strerror or error}") from error
-
-
-def _is_replaceable(target: Path) -> bool:
-    """True for a bundle and for an empty directory: nothing else is ours to remove."""
-    return os.path.lexists(target / MANIFEST_FILE) or not any(target.iterdir())
-
-
-def _place_new(temporary: Path, target: Path) -> None:
-    try:
-        place_new(temporary, target)
-    except FileExistsError as error:  # it appeared while we wrote
-        raise BundleProblem(target, _EXISTS) from error
-
-
-def _make_temporary(target: Path) -> Path:
-    # mkdir and not mkdtemp: the bundle's mode is the umask's business, servers have other users.
-    name = f".{target.name[:32]}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
-    temporary = target.with_name(name)
-    temporary.mkdir()
-    return temporary

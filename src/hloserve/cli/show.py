@@ -120,18 +120,18 @@ def _describe_programs(bundle: Path, manifest: "Manifest") -> Summary:
 
 
 def _describe_weights(bundle: Path, manifest: "Manifest") -> Summary:
+    from hloserve.bundle.active_weights import open_bundle_weights
     from hloserve.bundle.layout import weights_path
-    from hloserve.bundle.weights import WeightsFile
 
     path = weights_path(bundle, manifest)
     if manifest.is_meta and not path.exists():
         return {"weights": None}
-    with WeightsFile.open(path) as file:
+    with open_bundle_weights(bundle, manifest) as file:
         tensors = [
             {"name": t.name, "dtype": t.dtype.token, "shape": list(t.shape), "bytes": t.nbytes}
             for t in file.arguments
         ]
-        weights = {"file": path.name, "bytes": file.nbytes, "is_legacy": file.is_legacy}
+        weights = {"file": file.path.name, "bytes": file.nbytes, "is_legacy": file.is_legacy}
         return {"weights": {**weights, "tensors": tensors}, "warnings": file.warnings}
 
 

@@ -27,7 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hloserve.bundle.files import read_bounded, write_new
+from hloserve.bundle.disk import DISK, Disk
+from hloserve.bundle.files import read_bounded
 from hloserve.bundle.fingerprint import TEMPORARY_MARK
 from hloserve.core.errors import BackendFailed
 from hloserve.core.logging import log_event
@@ -52,12 +53,14 @@ class ExecutableCache:
     Attributes:
         directory: made when the first entry is written.
         limit_bytes: most bytes of all entries; the least recently used go first.
+        disk: adds and evicts entries.
 
     Threading: any thread, and several processes.
     """
 
     directory: Path
     limit_bytes: int
+    disk: Disk = DISK
 
     def read(self, key: str) -> bytes | None:
         """The payload of an entry; None when there is none that can be trusted."""
@@ -85,10 +88,10 @@ class ExecutableCache:
         temporary = path.with_name(f"{key}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
         head = _HEAD.pack(_MAGIC, len(payload), _digest(key, payload))
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.disk.make_directory(self.directory)
             try:
-                write_new(temporary, (head, payload))
-                os.replace(temporary, path)
+                self.disk.write_new(temporary, (head, payload))
+                self.disk.rename(temporary, path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -116,7 +119,7 @@ class ExecutableCache:
                 with suppress(FileNotFoundError):  # another worker was quicker
                     state = each.stat(follow_symlinks=False)
                     if TEMPORARY_MARK in each.name and now - state.st_mtime > _ABANDONED_S:
-                        os.unlink(each.path)
+                        self.disk.remove(Path(each.path))
                     elif each.name.endswith(_SUFFIX):
                         entries.append((state.st_mtime_ns, each.path, state.st_size))
                         total += state.st_size
@@ -124,8 +127,7 @@ class ExecutableCache:
             if total <= self.limit_bytes:
                 return
             if path != str(newest):
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
+                self.disk.remove(Path(path))
                 total -= size
 
     def _tell(self, event: str, error: OSError) -> None:

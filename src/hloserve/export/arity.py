@@ -13,10 +13,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hloserve.bundle.active_weights import open_bundle_weights
 from hloserve.bundle.files import read_bounded
-from hloserve.bundle.layout import ProgramFile, find_programs, weights_path
+from hloserve.bundle.layout import ProgramFile, find_programs
 from hloserve.bundle.manifest import Manifest, load_manifest
-from hloserve.bundle.weights import WeightsFile, WeightTensor
+from hloserve.bundle.weights import WeightTensor
 from hloserve.core.errors import ProgramProblem
 from hloserve.engine.mlir import read_program
 from hloserve.engine.program_check import check_signature, size_of_program
@@ -114,7 +115,7 @@ def bundle_arity_report(directory: str | os.PathLike[str]) -> BundleArity:
     manifest = load_manifest(bundle)
     if manifest.is_meta:
         return BundleArity(manifest.name, 0, 0, ())
-    with WeightsFile.open(weights_path(bundle, manifest)) as file:
+    with open_bundle_weights(bundle, manifest) as file:
         weights = file.arguments
     modules = [
         _check_module(program, manifest, weights) for program in find_programs(bundle, manifest)

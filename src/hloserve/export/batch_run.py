@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from hloserve.bundle.layout import find_programs, weights_path
+from hloserve.bundle.active_weights import open_bundle_weights
+from hloserve.bundle.layout import find_programs
 from hloserve.bundle.manifest import MANIFEST_FILE, Manifest, load_manifest
-from hloserve.bundle.weights import WeightsFile
 from hloserve.core.errors import BundleProblem, ExportProblem
 from hloserve.export.error_text import short_error
 from hloserve.export.export_list import ExportList, ListedModel
@@ -131,7 +131,7 @@ def check_complete(bundle: Path) -> Manifest:
     manifest = load_manifest(bundle)
     find_programs(bundle, manifest)
     if not manifest.is_meta:
-        with WeightsFile.open(weights_path(bundle, manifest)):
+        with open_bundle_weights(bundle, manifest):
             pass
     return manifest
 

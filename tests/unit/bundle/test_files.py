@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hloserve.bundle.files import open_regular, read_bounded, sync_directory, write_new
+from hloserve.bundle.files import open_regular, read_bounded
 
 
 def test_regular_file_is_read_up_to_the_bound(tmp_path: Path) -> None:
@@ -47,13 +47,3 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     ):
         with pytest.raises(OSError, match=reason):
             open_regular(path)
-
-
-def test_new_file_is_written_once(tmp_path: Path) -> None:
-    """Chunks are joined; an existing file is not touched."""
-    write_new(tmp_path / "f", [b"12", memoryview(b"34"), b""])
-    sync_directory(tmp_path)
-
-    assert b"1234" == (tmp_path / "f").read_bytes()
-    with pytest.raises(FileExistsError):
-        write_new(tmp_path / "f", [b"x"])

@@ -59,7 +59,7 @@ def test_both_layouts_load_to_the_same_array(
     with WeightsFile.open(bundle / "weights.safetensors") as weights:
         assert is_legacy == weights.is_legacy
         assert [(2, 3)] == [tensor.shape for tensor in weights.arguments]
-        assert (24, 1, ()) == (weights.nbytes, weights.tensor_count, weights.warnings)
+        assert (24, 1, ()) == (weights.nbytes, len(weights.tensors), weights.warnings)
 
 
 def test_legacy_arrays_of_rank_three_and_square_ones_are_permuted(tmp_path: Path) -> None:
@@ -179,13 +179,13 @@ def test_all_faults_of_the_metadata_are_found_at_once(tmp_path: Path) -> None:
 def test_file_without_tensors_has_no_arguments(tmp_path: Path, header: str) -> None:
     """A model may have no weights, but the file is there."""
     with weights_of(tmp_path, safetensors_bytes(header)) as weights:
-        assert ((), 0, 0) == (weights.arguments, weights.nbytes, weights.tensor_count)
+        assert ((), 0, 0) == (weights.arguments, weights.nbytes, len(weights.tensors))
 
 
 def test_unlisted_tensors_are_ignored_with_a_warning(tmp_path: Path) -> None:
     """They are no arguments and take no memory, but the arity check counts them."""
     with weights_of(tmp_path, one_tensor(b"\0", "U8", (1,), order=[])) as weights:
-        assert ((), 1) == (weights.arguments, weights.tensor_count)
+        assert ((), 1) == (weights.arguments, len(weights.tensors))
         assert "'x'" in weights.warnings[0]
 
 
