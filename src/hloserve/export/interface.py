@@ -74,9 +74,21 @@ def declare_interface(settings: Settings, made: ProgramSet) -> Interface:
         findings.append("shape_variants: two of them have the same shapes; give each once")
     input_specs = build_specs("executable_inputs", inputs, findings, distinct=True)
     output_specs = build_specs("executable_outputs", outputs, findings)
+    findings += _unspeakable(input_specs, "input", settings.client_inputs is not None)
+    findings += _unspeakable(output_specs, "output", settings.client_outputs is not None)
     if findings:
         raise ExportProblem(settings.name, findings)
     return Interface(inputs, outputs, input_specs, output_specs, variants, tuple(notes))
+
+
+def _unspeakable(specs: Sequence[TensorSpec], role: str, has_clients: bool) -> list[str]:
+    """Tensors that clients would have to send or get, of a dtype that the protocol has not."""
+    return [
+        f"{role} {spec.name!r} is {spec.dtype}, which clients cannot send or get; convert it in the"
+        f" model, or in a hook file with client_{role}s"
+        for spec in specs
+        if spec.dtype.kserve is None and not has_clients
+    ]
 
 
 def _declare_inputs(settings: Settings) -> tuple[IOSpec, ...]:

@@ -262,14 +262,23 @@ def _named_results(result: Any, model: str) -> tuple[tuple[str, ...], list[Any]]
         names.append(name)
         if isinstance(leaf, bool | int | float) and not hasattr(leaf, "dtype"):
             leaf = jax.numpy.asarray(leaf, _SCALAR_DTYPES[type(leaf)])
-        if not hasattr(leaf, "shape"):
-            findings.append(f"result {name!r} is {type(leaf).__name__}, not an array")
+        kind = getattr(leaf, "dtype", type(leaf).__name__)
+        if not _has_bundle_dtype(leaf):
+            findings.append(f"result {name!r} is {kind}, which is no array that a bundle can hold")
         arrays.append(leaf)
     if not flat:
         findings.append("the function returns nothing; it must return an array, or several")
     if findings:
         raise ExportProblem(model, [f"{f}; choose with output_select" for f in findings])
     return tuple(names), arrays
+
+
+def _has_bundle_dtype(leaf: Any) -> bool:
+    try:
+        by_numpy(leaf.dtype)
+    except (AttributeError, KeyError):  # no array, or one of keys or complex numbers
+        return False
+    return True
 
 
 def _wide_notes(

@@ -136,7 +136,8 @@ def _describe_constant(constant: Any, function: Callable[..., Any]) -> str:
     called = f"array {place}" if place else "an array that the function makes or closes over"
     return (
         f"{called} of shape {value.shape} and dtype {value.dtype} ({value.nbytes} bytes) would"
-        " become a constant of every program; pass it in `weights`, as an argument of the function"
+        " become a constant of every program; pass it in `weights`, as an argument of the function,"
+        " or compute it there with jax.numpy if it is a table"
     )
 
 

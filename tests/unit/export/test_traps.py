@@ -327,6 +327,28 @@ def test_results_that_are_no_arrays_are_named(tmp_path: Path) -> None:
     assert "result 'label' is str" in said
 
 
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(jnp.fft.fft, "complex64"), (lambda x: jax.random.key(0), "key<fry>")],
+    ids=["complex", "key"],
+)
+def test_results_of_a_dtype_that_bundles_lack_are_named(
+    tmp_path: Path, function: Callable[..., Any], kind: str
+) -> None:
+    """Complex numbers and random keys have no place in a bundle."""
+    assert f"result 'output' is {kind}" in _refused(tmp_path, function)
+
+
+def test_float8_of_clients_is_refused_before_the_proof(tmp_path: Path) -> None:
+    """The protocol cannot carry float8, so a hook must stand between it and clients."""
+    narrow = _X.astype(jnp.float8_e4m3fn)
+
+    said = _refused(tmp_path, lambda x: x + x, {"x": narrow})
+
+    assert "input 'x' is f8_e4m3, which clients cannot send" in said
+    assert "output 'output' is f8_e4m3" in said
+
+
 def test_function_without_results_is_refused(tmp_path: Path) -> None:
     """There must be something to serve."""
     assert "returns nothing" in _refused(tmp_path, lambda x: None)
