@@ -12,8 +12,8 @@ Rules.
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from typing_extensions import Unpack
+from typing_extensions import Unpack, override
 
 from hloserve.bundle.io_spec import IOSpec
 from hloserve.core.errors import ExportProblem
@@ -68,6 +68,10 @@ class TwoStageDetector:
             box predictions.
         weights: a tree of arrays, such as a dict; both networks get all of it.
         config: the constants.
+        reference: the networks as their own framework runs them, for the proof; None when they
+            are JAX's.
+        framework: recorded as provenance.
+        provenance: likewise.
 
     Shapes:
         image: [1, 3, h, w], float32: 0 to 1, or normalised as `config` says.
@@ -85,6 +89,9 @@ class TwoStageDetector:
     stage2: Stage2
     weights: Any
     config: DetectorConfig
+    reference: tuple[Stage1, Stage2] | None = None
+    framework: str = "jax"
+    provenance: Mapping[str, object] = field(default_factory=dict)
 
     def detect(self, image: Any, weights: Any) -> dict[str, Any]:
         """From pixels to rows; traceable by JAX, and usable without.
@@ -118,8 +125,33 @@ class TwoStageDetector:
         return jax.jit(partial(_find, self.config), static_argnames="image_size")
 
 
+class _DetectorSource(JaxSource):
+    """A detector whose networks are proved against their own framework's."""
+
+    def __init__(self, detector: TwoStageDetector, image: Array, options: ExportOptions) -> None:
+        super().__init__(
+            detector.detect,
+            {_INPUT: image},
+            detector.weights,
+            options,
+            framework=detector.framework,
+            provenance=detector.provenance,
+        )
+        self._reference: TwoStageDetector | None = None
+        if detector.reference is not None:
+            stage1, stage2 = detector.reference
+            self._reference = replace(detector, stage1=stage1, stage2=stage2)
+
+    @override
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        if self._reference is None:
+            return super().run(inputs)
+        found = self._reference.detect(inputs[0], None)
+        return [np.asarray(found[name]) for name in (_ROWS, _COUNT)]
+
+
 def export_two_stage_detector(
-    detector: TwoStageDetector, images: Array | Sequence[Array], **options: Unpack[ExportOptions]
+    detector: Any, images: Array | Sequence[Array], **options: Unpack[ExportOptions]
 ) -> ExportReport:
     """Export a two-stage detector as a bundle of one program, with a hook that cuts its result.
 
@@ -127,7 +159,8 @@ def export_two_stage_detector(
     clients' result is ``OUTPUT__0``, of as many rows as there are detections.
 
     Args:
-        detector: the networks, weights and constants.
+        detector: a `TwoStageDetector`, or a module of PyTorch with the layout of torchvision's
+            FasterRCNN (`hloserve.export.detector_torch`).
         images: one example per image size to compile: [3, h, w] or [1, 3, h, w], uint8 of 0 to 255
             or float32 of 0 to 1. Pictures that show something: the proof moves and mirrors them,
             and needs detections.
@@ -141,6 +174,8 @@ def export_two_stage_detector(
         BundleProblem: the bundle cannot be written.
     """
     model = options.get("name") or Path(options.get("dir", "")).name
+    if not isinstance(detector, TwoStageDetector):
+        detector = _read_module(model, detector, images)
     findings = [*detector.config.findings(), *option_findings(options)]
     examples = read_images(images, findings)
     if not findings:
@@ -151,9 +186,15 @@ def export_two_stage_detector(
     if findings:
         raise ExportProblem(model, findings)
     with tempfile.TemporaryDirectory() as scratch:
-        complete = _complete(options, detector.config, examples, Path(scratch))
-        source = JaxSource(detector.detect, {_INPUT: examples[0]}, detector.weights, complete)
-        return export_source(source, complete)
+        complete = _complete(options, detector, examples, Path(scratch))
+        return export_source(_DetectorSource(detector, examples[0], complete), complete)
+
+
+def _read_module(model: str, module: Any, images: Array | Sequence[Array]) -> TwoStageDetector:
+    # Imported here, so that detectors of JAX functions need no torch.
+    from hloserve.export.detector_torch import read_torch_detector
+
+    return read_torch_detector(module, images, dir=model)
 
 
 def _prepare(image: Any, config: DetectorConfig) -> Any:
@@ -270,7 +311,7 @@ def _most_candidates(config: DetectorConfig, proposals: int, classes: int) -> in
 
 
 def _complete(
-    options: ExportOptions, config: DetectorConfig, examples: Sequence[Array], scratch: Path
+    options: ExportOptions, detector: TwoStageDetector, examples: Sequence[Array], scratch: Path
 ) -> ExportOptions:
     """The options with what follows from a detector."""
     complete = cast(dict[str, Any], dict(options))
@@ -285,8 +326,10 @@ def _complete(
         hook.write_text(_HOOK.format(count=count, rows=rows, client=_CLIENT_ROWS))
         complete["hook_file"] = hook
         complete["client_outputs"] = [
-            IOSpec(_CLIENT_ROWS, "f32", (-1, config.columns), letters="dq")
+            IOSpec(_CLIENT_ROWS, "f32", (-1, detector.config.columns), letters="dq")
         ]
+    if detector.framework == "pytorch":  # torch multiplies float32 in full, unless told otherwise
+        complete.setdefault("matmul_precision", "highest")
     complete.setdefault("sample_inputs", _moved_images(examples))
     return cast(ExportOptions, complete)
 
