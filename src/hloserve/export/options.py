@@ -56,7 +56,8 @@ class ExportOptions(TypedDict, total=False):
         prove_every_size: run the programs of all batch sizes. By default, of those that come of one
             trace only the two smallest run, and of the others the types are compared.
         sample_inputs: makes inputs for the proof, from a random generator and a number of rows
-            (1 without batch sizes). Default: random values in the range of the example's.
+            (1 without batch sizes). With shape variants it may give each one's in turn. Default:
+            random values in the range of the example's.
         progress: hears what is being done; see `ExportProgress`.
     """
 
