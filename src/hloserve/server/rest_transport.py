@@ -18,14 +18,16 @@ import socket
 import ssl as tls
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from email.utils import formatdate
 from typing import cast
 
 from typing_extensions import override
 
 from hloserve.core.clock import Clock, SystemClock
+from hloserve.server.listening import Listener
 from hloserve.server.rest_exchange import Exchange
+from hloserve.server.rest_timeouts import HttpTimeouts
+from hloserve.wire.http1 import HeadCheck
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest
 from hloserve.wire.http1_server import CommonHeaders, HttpServerConnection, Phase
 
@@ -37,24 +39,6 @@ _SWEEP_S = 1.0
 _BACKLOG = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class HttpTimeouts:
-    """How long a connection may keep the server waiting.
-
-    Attributes:
-        header_timeout_s: from the first byte of a request to the end of its headers.
-        body_timeout_s: between two pieces of a request body, or of a response that the peer
-            takes slowly.
-        idle_timeout_s: between two requests.
-        linger_s: for the peer to stop sending after it was refused.
-    """
-
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    idle_timeout_s: float = 75.0
-    linger_s: float = 2.0
-
-
 class HttpServer:
     """Serves HTTP/1.1 on one address.
 
@@ -64,6 +48,7 @@ class HttpServer:
         limits: what a connection may ask for.
         timeouts: how long it may take.
         clock: the time for timeouts.
+        guard: makes, for each connection, the check of who may ask; everybody when left out.
     """
 
     def __init__(
@@ -72,7 +57,9 @@ class HttpServer:
         limits: HttpLimits | None = None,
         clock: Clock | None = None,
         timeouts: HttpTimeouts | None = None,
+        guard: Callable[[], HeadCheck] | None = None,
     ) -> None:
+        self._guard = guard
         self._handler = handler
         self._limits = limits or HttpLimits()
         self._clock: Clock = clock or SystemClock()
@@ -82,7 +69,7 @@ class HttpServer:
         self._common = CommonHeaders()
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._now_ns = 0
-        self._listener: asyncio.Server | None = None
+        self.listener: Listener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
 
@@ -99,18 +86,22 @@ class HttpServer:
         Args:
             host: address to bind.
             port: 0 lets the system pick one.
-            ssl: server-side context for HTTPS.
+            ssl: a server context; its ALPN is set to http/1.1 here.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            self.new_connection, host, port, ssl=ssl, backlog=_BACKLOG
+        if ssl is not None:
+            ssl.set_alpn_protocols(["http/1.1"])
+        self.listener = await Listener.open(
+            self.new_connection,
+            (host, port),
+            ssl,
+            backlog=_BACKLOG,
+            handshake_timeout_s=self._timeouts.header_timeout_s,
         )
         self._tick()
-        bound = self._listener.sockets[0].getsockname()
-        return str(bound[0]), int(bound[1])
+        return self.listener.address
 
     def new_connection(self) -> asyncio.BufferedProtocol:
         """The protocol object of one more connection; listeners call it."""
@@ -122,8 +113,8 @@ class HttpServer:
         Args:
             grace_s: after it, what is left is cut off.
         """
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
         self._all_closed = asyncio.Event()
         for connection in list(self._connections):
             connection.drain()
@@ -134,8 +125,8 @@ class HttpServer:
 
     def close(self) -> None:
         """Stop listening and cut all connections off. Idempotent."""
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -188,7 +179,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._http = HttpServerConnection(server._limits, server._common)
+        check = None if server._guard is None else server._guard()
+        self._http = HttpServerConnection(server._limits, server._common, check)
         self._transport: asyncio.Transport | None = None
         self._into_body = False
         self._is_closing = False

@@ -7,9 +7,12 @@ Source: gRPC over HTTP2, "Requests".
 """
 
 from collections.abc import Container, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from hmac import compare_digest
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from hloserve.core.errors import HloserveError, NotImplementedYet
+from typing_extensions import override
+
+from hloserve.core.errors import HloserveError, NotImplementedYet, Unauthenticated
 from hloserve.wire.grpc_headers import (
     NO_TIMEOUT,
     Header,
@@ -19,13 +22,14 @@ from hloserve.wire.grpc_headers import (
 )
 from hloserve.wire.status import grpc_code
 
-__all__ = ["HeadReader", "NotGrpc", "RequestHead", "refusal_of"]
+__all__ = ["CallGuard", "GuardedHeadReader", "HeadReader", "NotGrpc", "RequestHead", "refusal_of"]
 
 M = TypeVar("M")
 
 _GRPC_TYPE: Final = b"application/grpc"
 _GRPC_SUBTYPES: Final = (b"application/grpc+", b"application/grpc;")
 _TIMEOUT: Final = b"grpc-timeout"
+_AUTHORIZATION: Final = b"authorization"
 _NOT_GRPC: Final[list[Header]] = [(b":status", b"415"), (b"content-length", b"0")]
 _NOT_POST: Final[list[Header]] = [
     (b":status", b"405"),
@@ -111,6 +115,68 @@ class HeadReader(Generic[M]):
         self._head, self._timeout_at = head, at
         self._before, self._after = headers[:at], headers[at + 1 :]
         return head, timeout_ns, headers
+
+
+class CallGuard(Protocol):
+    """Says who may make which call.
+
+    Attributes:
+        rules: another object whenever earlier answers no longer hold.
+    """
+
+    @property
+    def rules(self) -> object: ...
+
+    def check(self, path: bytes, token: bytes | None) -> None:
+        """Look at the path of a call and the value of its `authorization` header.
+
+        Raises:
+            HloserveError: the call may not be made; the error is its answer.
+        """
+        ...
+
+
+class GuardedHeadReader(HeadReader[M]):
+    """A reader of the headers of calls that somebody must allow.
+
+    Calls with equal headers are looked at once, until the rules change. Tokens are compared in
+    constant time before the rest is, because a proxy may bring callers together on a connection.
+    """
+
+    __slots__ = ("_guard", "_rules", "_token", "_token_at")
+
+    def __init__(
+        self, methods: Mapping[bytes, M], streaming: Container[bytes], guard: CallGuard
+    ) -> None:
+        super().__init__(methods, streaming)
+        self._guard = guard
+        self._rules: object = None
+        self._token: bytes | None = None
+        self._token_at = 0
+
+    @override
+    def read(self, headers: Headers) -> tuple[RequestHead[M], int, Headers]:
+        if self._guard.rules is not self._rules:
+            self._head = None
+        token, at = self._token, self._token_at
+        if token is not None and not (at < len(headers) and compare_digest(headers[at][1], token)):
+            self._head = None
+        return super().read(headers)
+
+    @override
+    def _read_anew(self, headers: Headers) -> tuple[RequestHead[M], int, Headers]:
+        found = super()._read_anew(headers)
+        head, self._head = self._head, None  # remembered only when it is allowed
+        self._token = None
+        rules = self._guard.rules
+        names = [name for name, _ in headers]
+        at = names.index(_AUTHORIZATION) if _AUTHORIZATION in names else -1
+        token = None if at < 0 else headers[at][1]
+        if names.count(_AUTHORIZATION) > 1:
+            raise Unauthenticated("the header `authorization` is given twice", has_token=True)
+        self._guard.check(dict(headers)[b":path"], token)
+        self._head, self._rules, self._token, self._token_at = head, rules, token, at
+        return found
 
 
 def refusal_of(error: HloserveError) -> list[Header]:

@@ -16,19 +16,35 @@ Rules.
 Source: RFC 9112 (HTTP/1.1), RFC 9110 (semantics).
 """
 
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import httptools
+from typing_extensions import override
 
+from hloserve.core.errors import HloserveError
 from hloserve.wire.http1_body import BodyAssembly
 from hloserve.wire.http1_messages import Body, HttpLimits, HttpRequest
+from hloserve.wire.status import challenge_headers, http_status
 
-__all__ = ["SLICE_BYTES", "ParserError", "Phase", "Refused", "RequestReader", "ResponseParser"]
+__all__ = [
+    "SLICE_BYTES",
+    "GuardedReader",
+    "HeadCheck",
+    "ParserError",
+    "Phase",
+    "Refused",
+    "RequestReader",
+    "ResponseParser",
+]
 
 ParserError = httptools.HttpParserError
 ResponseParser = httptools.HttpResponseParser
 
 SLICE_BYTES = 16 * 2**10
+HeadCheck: TypeAlias = Callable[[str, bytes, Mapping[bytes, bytes]], None]
+"""Looks at method, target and headers before the body is read; what it raises is the answer."""
+
 _KNOWN_ONCE = frozenset({b"host", b"content-type", b"expect", b"inference-header-content-length"})
 
 
@@ -43,9 +59,9 @@ class Phase:
 class Refused(Exception):
     """Ends a connection with an error response of `status`."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.headers = status, message, headers
 
 
 class RequestReader:
@@ -277,6 +293,29 @@ class RequestReader:
             f"request body{size} is larger than the limit of {limits.max_body_bytes} bytes;"
             f" the server's setting is {limits.body_setting}",
         )
+
+
+class GuardedReader(RequestReader):
+    """A reader of requests that somebody must allow, by their heads.
+
+    Args:
+        check: called once per request, before its body is read. An error that it raises is the
+            answer, and ends the connection.
+    """
+
+    __slots__ = ("_check",)
+
+    def __init__(self, limits: HttpLimits, check: HeadCheck) -> None:
+        super().__init__(limits)
+        self._check = check
+
+    @override
+    def _check_head(self, version: str) -> None:
+        super()._check_head(version)
+        try:
+            self._check(self._method, self._target, self._headers)
+        except HloserveError as error:
+            raise Refused(http_status(error), str(error), challenge_headers(error)) from error
 
 
 def _translate(error: Exception) -> Exception:

@@ -15,7 +15,14 @@ Rules.
 from collections import deque
 from collections.abc import Sequence
 
-from hloserve.wire.http1 import SLICE_BYTES, Phase, Refused, RequestReader
+from hloserve.wire.http1 import (
+    SLICE_BYTES,
+    GuardedReader,
+    HeadCheck,
+    Phase,
+    Refused,
+    RequestReader,
+)
 from hloserve.wire.http1_messages import (
     HttpLimits,
     HttpRequest,
@@ -46,6 +53,11 @@ class HttpServerConnection:
     Feed it bytes with `receive` (or straight into `body_buffer`), answer each request with
     `respond`, send `take_output`, and close once `should_close` is true and all is sent.
 
+    Args:
+        limits: what may be asked for.
+        common: headers of every response.
+        check: who may ask; everybody when left out.
+
     Attributes:
         should_close: True once the last response is in the output.
         is_refused: True once input is thrown away unread, because it broke a rule.
@@ -68,10 +80,15 @@ class HttpServerConnection:
         "should_close",
     )
 
-    def __init__(self, limits: HttpLimits, common: CommonHeaders | None = None) -> None:
+    def __init__(
+        self,
+        limits: HttpLimits,
+        common: CommonHeaders | None = None,
+        check: HeadCheck | None = None,
+    ) -> None:
         self._limits = limits
         self._common = common or CommonHeaders()
-        self._reader = RequestReader(limits)
+        self._reader = RequestReader(limits) if check is None else GuardedReader(limits, check)
         self._pending: deque[HttpRequest] = deque()
         self._out: list[bytes] = []
         self._backlog = b""
@@ -132,7 +149,8 @@ class HttpServerConnection:
             position += self._read(data if is_whole else data[position : position + SLICE_BYTES])
             requests += self._take_ready()
         if self._refusal is not None and not self._reader.ready:
-            self.refuse(self._refusal.status, self._refusal.message)
+            refusal = self._refusal
+            self.refuse(refusal.status, refusal.message, refusal.headers)
         elif self._reader.wants_continue:
             self._send_continue()
         return requests
@@ -184,7 +202,7 @@ class HttpServerConnection:
         request.reply = (head, b"" if request.method == "HEAD" else body)
         self._release()
 
-    def refuse(self, status: int, message: str) -> None:
+    def refuse(self, status: int, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         """End the connection with an error response after the pending ones."""
         if self._redirect is not None and not self._redirect.is_done:
             self._out.append(self._redirect.end())
@@ -195,7 +213,7 @@ class HttpServerConnection:
         self.is_refused = True
         refusal = HttpRequest("", b"", {}, b"", keep_alive=False)
         self._pending.append(refusal)
-        self.respond(refusal, status, format_error_body(message), "application/json")
+        self.respond(refusal, status, format_error_body(message), "application/json", headers)
 
     def abandon(self) -> list[HttpRequest]:
         """Say that the peer has gone; returns the requests that are still unanswered."""

@@ -4,16 +4,24 @@ What lives here: `Code` to gRPC number and HTTP status, and what an error may sa
 What does not: the errors (`hloserve.core.errors`). Pure data; any thread.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hloserve.core.errors import BodyTooLarge, Code, HloserveError, UnsupportedMedia
+from hloserve.core.errors import (
+    BodyTooLarge,
+    Code,
+    HloserveError,
+    PermissionDenied,
+    Unauthenticated,
+    UnsupportedMedia,
+)
 
 __all__ = [
     "GRPC_CODES",
     "GRPC_OK",
     "STATUS",
     "Status",
+    "challenge_headers",
     "code_of",
     "grpc_code",
     "grpc_name",
@@ -95,6 +103,17 @@ def http_status(error: HloserveError) -> int:
     if isinstance(error, UnsupportedMedia):
         return 415
     return STATUS[error.code].http
+
+
+def challenge_headers(error: HloserveError) -> Sequence[tuple[str, str]]:
+    """What HTTP wants beside 401 and 403; nothing for other errors. Source: RFC 6750 section 3."""
+    if isinstance(error, Unauthenticated):
+        fault = ', error="invalid_token"' if error.has_token else ""
+    elif isinstance(error, PermissionDenied):
+        fault = f', error="insufficient_scope", scope="{error.scope}"'
+    else:
+        return ()
+    return (("WWW-Authenticate", f'Bearer realm="hloserve"{fault}'),)
 
 
 def public_text(error: BaseException, request_id: str) -> str:
