@@ -34,6 +34,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "runtime.executable_cache": st.booleans(),
     "runtime.executable_cache_dir": st.just("") | NAMES.map(lambda name: f"/{name}"),
     "runtime.executable_cache_bytes": st.integers(1, 2**40),
+    "runtime.weights_migration": st.sampled_from(["off", "copy", "replace"]),
     "runtime.load_threads": st.integers(1, 256) | st.just("auto"),
     "runtime.reload_without_room": st.sampled_from(["keep_old", "unload_first"]),
     "runtime.numerics": st.just("auto"),

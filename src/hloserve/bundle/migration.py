@@ -25,11 +25,11 @@ from typing import Literal
 
 import numpy as np
 
-from hloserve.bundle.active_weights import COPY_FILE, describe_original, sha256_of
+from hloserve.bundle.active_weights import COPY_FILE, describe_original, sha256_of, why_stale
 from hloserve.bundle.disk import DISK, Chunks, Disk
 from hloserve.bundle.locking import Lock, bundle_lock
 from hloserve.bundle.manifest import MANIFEST_FILE
-from hloserve.bundle.migration_plan import Mode, Step, plan_steps, why_not
+from hloserve.bundle.migration_plan import Mode, Step, plan_steps, why_not, why_nothing
 from hloserve.bundle.migration_proof import prove_equal
 from hloserve.bundle.migration_state import (
     check_possible,
@@ -42,7 +42,14 @@ from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 from hloserve.bundle.weights import AXIS_ORDER, PROGRAM_AXIS_ORDER, WeightsFile
 from hloserve.core.errors import BundleProblem, HloserveError, WeightsProblem
 
-__all__ = ["MigrationResult", "Mode", "Step", "migrate_bundle", "preview_migration"]
+__all__ = [
+    "MigrationResult",
+    "Mode",
+    "Step",
+    "migrate_bundle",
+    "preview_migration",
+    "verify_migration",
+]
 
 _MARK = ".tmp-migration-"
 _KEPT_FILE = f"{DEFAULT_WEIGHTS_FILE}.tmp-replaced"
@@ -57,14 +64,14 @@ class MigrationResult:
 
     Attributes:
         bundle: its directory.
-        outcome: ``planned`` when nothing was to be changed.
+        outcome: what became of it; ``planned`` and ``verified`` when nothing was to be changed.
         steps: those that were done; when planned, those that would be.
-        reason: why it failed, in a sentence.
+        reason: why it failed, or why there is nothing to do.
         seconds: what it took, waiting for another process included.
     """
 
     bundle: Path
-    outcome: Literal["migrated", "planned", "nothing_to_do", "failed"]
+    outcome: Literal["migrated", "planned", "verified", "nothing_to_do", "failed"]
     steps: tuple[Step, ...] = ()
     reason: str = ""
     seconds: float = 0.0
@@ -97,22 +104,57 @@ def migrate_bundle(
             with bundle_lock(bundle, on_wait=waits, disk=disk) as lock:
                 # Another process may have done it meanwhile.
                 _Run(bundle, lock, disk).do(_steps_for(bundle, mode), hears, done)
+        state = look_at_weights(bundle)
     except _FAULTS as error:
         reason, spent_s = _reason_of(error), time.monotonic() - started
         return MigrationResult(bundle, "failed", tuple(done), reason, spent_s)
-    outcome: Literal["migrated", "nothing_to_do"] = "migrated" if done else "nothing_to_do"
-    return MigrationResult(bundle, outcome, tuple(done), seconds=time.monotonic() - started)
+    spent_s = time.monotonic() - started
+    if done:
+        return MigrationResult(bundle, "migrated", tuple(done), seconds=spent_s)
+    return MigrationResult(bundle, "nothing_to_do", (), why_nothing(state), spent_s)
 
 
 def preview_migration(bundle: Path, mode: Mode) -> MigrationResult:
     """Tell what `migrate_bundle` would do, as far as that can be seen without doing it."""
     try:
         steps = _steps_for(bundle, mode)
+        reason = "" if steps else why_nothing(look_at_weights(bundle))
         if steps:
             check_possible(bundle, steps)
     except _FAULTS as error:
         return MigrationResult(bundle, "failed", reason=_reason_of(error))
-    return MigrationResult(bundle, "planned" if steps else "nothing_to_do", steps)
+    if steps:
+        return MigrationResult(bundle, "planned", steps)
+    return MigrationResult(bundle, "nothing_to_do", reason=reason)
+
+
+def verify_migration(bundle: Path) -> MigrationResult:
+    """Prove a migrated copy against its original again; nothing is changed."""
+    started = time.monotonic()
+    try:
+        reason = _verify(bundle)
+    except _FAULTS as error:
+        return MigrationResult(bundle, "failed", reason=_reason_of(error))
+    spent_s = time.monotonic() - started
+    return MigrationResult(bundle, "nothing_to_do" if reason else "verified", (), reason, spent_s)
+
+
+def _verify(bundle: Path) -> str:
+    """Prove what can be proved; why there is nothing, where there is nothing."""
+    state = look_at_weights(bundle)
+    original, copy = bundle / DEFAULT_WEIGHTS_FILE, bundle / COPY_FILE
+    if state.is_swapped and os.path.lexists(bundle / _KEPT_FILE):
+        original, copy = bundle / _KEPT_FILE, original
+    elif state.is_meta or state.original != "legacy":
+        return why_nothing(state)
+    elif state.weights_file != COPY_FILE:
+        return "it is not migrated"
+    with WeightsFile.open(original) as legacy, WeightsFile.open(copy) as migrated:
+        stale = why_stale(migrated, original) if copy.name == COPY_FILE else ""
+        if stale:
+            raise WeightsProblem(copy, f"it is stale: {stale}")
+        prove_equal(legacy, migrated)
+    return ""
 
 
 def _steps_for(bundle: Path, mode: Mode) -> tuple[Step, ...]:

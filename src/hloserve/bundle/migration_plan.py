@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 from hloserve.bundle.active_weights import COPY_FILE
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 
-__all__ = ["Mode", "State", "Step", "plan_steps", "why_not"]
+__all__ = ["Mode", "State", "Step", "plan_steps", "why_not", "why_nothing"]
 
 Mode: TypeAlias = Literal["copy", "replace"]
 
@@ -68,6 +68,15 @@ def why_not(state: State) -> str:
         f"the manifest's weights_file is {state.weights_file!r}; only {DEFAULT_WEIGHTS_FILE} is"
         " migrated: give the file that name, and remove the line"
     )
+
+
+def why_nothing(state: State) -> str:
+    """Why there is nothing to do, where there is nothing to do."""
+    if state.is_meta:
+        return "a meta model has no weights of its own"
+    if state.original == "legacy":
+        return f"{COPY_FILE} is there, and made of what {DEFAULT_WEIGHTS_FILE} is now"
+    return "the weights are in program order"
 
 
 def plan_steps(state: State, mode: Mode) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hloserve.cli.bundle_arguments import all_bundles
 from hloserve.cli.printing import print_json, print_table, safe
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ def check(
       hloserve check models/ --run --strict
       hloserve check models/ --json
     """
-    from hloserve.models.bundle_check import check_bundle
     from hloserve.engine.program_probe import ProgramProbe
+    from hloserve.models.bundle_check import check_bundle
 
     reports = []
     open_backend = cache(_open_cpu) if runs_programs else None
     with ProgramProbe() as probe:
-        for bundle in _all_bundles(bundles):
+        for bundle in all_bundles(bundles):
             report = check_bundle(
                 bundle,
                 runs_hooks=not no_hooks,
@@ -83,23 +84,6 @@ def _open_cpu() -> "Backend":
     from hloserve.engine.xla_backend import XlaBackend
 
     return XlaBackend("cpu")
-
-
-def _all_bundles(paths: Sequence[Path]) -> list[Path]:
-    """The bundles, and those in the model repositories; each once."""
-    from hloserve.bundle.layout import MANIFEST_FILE, discover_bundles
-    from hloserve.core.errors import BundleProblem
-
-    found: dict[Path, None] = {}
-    for path in paths:
-        inside: Sequence[Path] = ()
-        if not (path / MANIFEST_FILE).exists():
-            try:
-                inside = discover_bundles([path])
-            except BundleProblem:  # it cannot be read: the check says so
-                inside = ()
-        found |= dict.fromkeys(inside or [path])
-    return list(found)
 
 
 def describe_reports(reports: "Sequence[BundleReport]") -> dict[str, Any]:

@@ -22,6 +22,7 @@ from hloserve.cli.demo import demo
 from hloserve.cli.export import export
 from hloserve.cli.infer import infer
 from hloserve.cli.inspect_torchscript import inspect_torchscript
+from hloserve.cli.migrate_weights import migrate_weights
 from hloserve.cli.printing import error_text
 from hloserve.cli.serve import serve
 from hloserve.cli.show import show
@@ -68,6 +69,7 @@ for _command in (
     status,
     config,
     inspect_torchscript,
+    migrate_weights,
 ):
     cli.add_command(_command)
 

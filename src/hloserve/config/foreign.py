@@ -31,7 +31,6 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("runtime", "autotune_cache_dir"): _LATER,
     ("runtime", "shared_host_weights"): _LATER,
     ("runtime", "shared_host_weights_mode"): _LATER,
-    ("runtime", "weights_migration"): f"{_LATER}: weights are read as they are",
     ("scheduler", "ema_halflife_seconds"): _LATER,
     ("scheduler", "recency_penalty_cap"): _LATER,
     ("scheduler", "coalescing_discount"): _LATER,

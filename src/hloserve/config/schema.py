@@ -95,6 +95,15 @@ class RuntimeConfig(_Section, frozen=True, kw_only=True):
     executable_cache_bytes: PositiveBytes = 4 * 2**30
     """Most bytes of one such directory; the least recently used programs are removed first."""
 
+    weights_migration: Literal["off", "copy", "replace"] = "off"
+    """What to do at load with weights in the legacy layout, which every load has to permute. `off`
+    reads them as they are. `copy` writes `weights.T.safetensors` beside them and names it in the
+    manifest; older servers still read the original, so rolling back needs nothing. `replace` then
+    puts the copy in the original's place, and the bundle becomes format 2.1. Both need the bundle
+    writable and, meanwhile, room for a second copy; workers take turns. What cannot be migrated is
+    logged (`weights_not_migrated`) and loads as it was. `hloserve migrate-weights` does the same
+    ahead of a deployment."""
+
     load_threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     """Number of bundles that are loaded at once; `auto` is the number of CPUs, at most 4."""
 

@@ -5,13 +5,16 @@ served. What does not: reading and compiling (`hloserve.models.loader`), what a 
 (`hloserve.server.repository`).
 """
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hloserve.bundle.fingerprint import CACHE_DIRECTORY, take_fingerprint
+from hloserve.bundle.migration import migrate_bundle
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
+from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.executable_cache import ExecutableCache
 from hloserve.engine.program_probe import ProgramProbe
@@ -21,6 +24,8 @@ from hloserve.models.progress import Progress
 from hloserve.models.repository_look import Found
 
 __all__ = ["BundleChanged", "BundleLoader", "Loaded"]
+
+log = logging.getLogger(__name__)
 
 
 class BundleChanged(HloserveError):
@@ -88,7 +93,8 @@ class BundleLoader:
         if found.problem:
             raise BundleProblem(bundle, found.problem)
         started = time.monotonic()
-        before = take_fingerprint(bundle)
+        self._migrate_weights(bundle)
+        before = take_fingerprint(bundle)  # what the migration changed is no redeployment
         if before is None:
             raise BundleProblem(bundle, "the directory is gone")
         try:
@@ -106,6 +112,25 @@ class BundleLoader:
             model.free(self.backend)
             raise BundleChanged("its files changed while they were read")
         return Loaded(Found(bundle, before), model, time.monotonic() - started)
+
+    def _migrate_weights(self, bundle: Path) -> None:
+        """Bring legacy weights into program order, if that is wanted; a failure is logged only."""
+        mode = self._config.runtime.weights_migration
+        if mode == "off":
+            return
+        result = migrate_bundle(
+            bundle,
+            mode,
+            on_step=lambda step: log_event(log, "migrating_weights", model=bundle.name, step=step),
+        )
+        if result.outcome == "failed":
+            log_event(
+                log, "weights_not_migrated", level=logging.WARNING, model=bundle.name, mode=mode,
+                reason=result.reason, hint="the bundle loads as it was",
+            )  # fmt: skip
+        elif result.steps:
+            seconds = round(result.seconds, 3)
+            log_event(log, "weights_migrated", model=bundle.name, mode=mode, seconds=seconds)
 
     def _options(self, bundle: Path) -> LoadOptions:
         runtime = self._config.runtime
