@@ -1,7 +1,8 @@
 """The one gRPC call that a handler sees.
 
-What lives here: answering, failing, cancelling a call. What does not: connections and sockets
-(`hloserve.server.grpc_transport`). Loop thread.
+What lives here: answering, failing, cancelling a call. What does not: streaming calls
+(`hloserve.server.grpc_stream`), connections and sockets (`hloserve.server.grpc_connection`). Loop
+thread.
 """
 
 import logging
@@ -26,6 +27,8 @@ class Answering(Protocol):
     """What a call needs of its connection."""
 
     http2: GrpcServerConnection[Any]
+    full_streams: list[Any]
+    """Streaming calls that are told when what they sent has left."""
 
     def wrote(self) -> None:
         """There is output to flush."""
@@ -33,7 +36,7 @@ class Answering(Protocol):
 
 
 class Rpc(RpcReceived["Handler"]):
-    """One unary call. The connection makes it; a handler gets it.
+    """One call, a unary one if it is no `StreamingRpc`. The connection makes it; a handler gets it.
 
     Attributes:
         message: the request, without its prefix. A buffer: bytes, bytearray or memoryview.

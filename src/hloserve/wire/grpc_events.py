@@ -35,6 +35,7 @@ class RequestParts:
         has_ended: the caller has sent everything.
         has_headers_out: the response has begun.
         held_bytes: what it holds of `GrpcLimits.max_partial_bytes`.
+        kept_bytes: the part of it that are whole messages which wait for the handler.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class RequestParts:
         "has_message",
         "held_bytes",
         "is_streaming",
+        "kept_bytes",
         "reader",
     )
 
@@ -53,6 +55,7 @@ class RequestParts:
         self.has_ended = False
         self.has_headers_out = False
         self.held_bytes = 0
+        self.kept_bytes = 0
 
 
 class RpcReceived(Generic[M]):
@@ -93,6 +96,13 @@ class RpcReceived(Generic[M]):
     def has_ended(self) -> bool:
         """True when the caller has sent everything."""
         return self.is_delivered if self.parts is None else self.parts.has_ended
+
+    @property
+    def is_partial(self) -> bool:
+        """True while the call, or the next message of a streaming one, is incomplete."""
+        if self.parts is not None and self.parts.is_streaming:
+            return not self.parts.reader.is_between_messages
+        return not self.is_delivered
 
 
 class RpcCancelled(Generic[M]):

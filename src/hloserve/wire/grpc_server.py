@@ -14,12 +14,7 @@ Source: gRPC over HTTP2.
 from collections.abc import Callable, Container, Mapping
 from typing import Final, Generic, TypeVar
 
-from hloserve.core.errors import (
-    BodyTooLarge,
-    HloserveError,
-    MalformedBody,
-    Overloaded,
-)
+from hloserve.core.errors import HloserveError, MalformedBody, Overloaded
 from hloserve.wire.grpc_events import (
     MessageReceived,
     RequestParts,
@@ -28,34 +23,17 @@ from hloserve.wire.grpc_events import (
     RpcReceived,
     ServerEvent,
 )
-from hloserve.wire.grpc_framing import (
-    MAX_SEND_SETTING,
-    VIEW_FROM_BYTES,
-    Message,
-    MessageReader,
-    prefix_of,
-    read_whole,
-)
-from hloserve.wire.grpc_headers import (
-    OK_HEADERS,
-    OK_TRAILERS,
-    Header,
-    error_headers,
-    error_trailers,
-)
+from hloserve.wire.grpc_framing import MessageReader, read_whole
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_preface import Preface
+from hloserve.wire.grpc_replies import GrpcReplies
 from hloserve.wire.grpc_request import HeadReader, NotGrpc, refusal_of
 from hloserve.wire.http2 import (
     DRAIN_PING,
     DataReceived,
-    ErrorCode,
     Event,
-    Http2Connection,
-    Http2Error,
     PingAcknowledged,
     RequestReceived,
-    Role,
     StreamClosed,
     TrailersReceived,
     WindowUpdated,
@@ -76,7 +54,7 @@ _SMALL_DATA_BYTES = 64
 _SMALL_CREDIT = 1_024
 
 
-class GrpcServerConnection(Http2Connection, Generic[M]):
+class GrpcServerConnection(GrpcReplies[M], Generic[M]):
     """The server's end of one connection.
 
     Args:
@@ -85,6 +63,7 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         streaming: the paths whose messages are reported one by one.
         make_rpc: makes the empty record of a call: `RpcReceived`, or a subclass with the same slots
             and the caller's own.
+        make_stream: the same for streaming calls.
     """
 
     def __init__(
@@ -94,28 +73,21 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         *,
         streaming: Container[bytes] = _NOTHING,
         make_rpc: Callable[[], RpcReceived[M]] = RpcReceived,
+        make_stream: Callable[[], RpcReceived[M]] = RpcReceived,
     ) -> None:
-        super().__init__(Role.SERVER, limits)
+        super().__init__(limits)
         self.is_open = False
         self._head_reader = HeadReader(methods, streaming)
         self._make_rpc = make_rpc
+        self._make_stream = make_stream
         self._preface = Preface()
-        self._rpcs: dict[int, RpcReceived[M]] = {}
-        self._partial_bytes = 0
-        self._unsent_at_most = 0
-        self._max_send_bytes = limits.max_send_msg_bytes
         # An HTTP/1 client must not see frames before its answer.
         self._is_silent = True
 
     @property
-    def open_rpcs(self) -> int:
-        """Calls that have begun and are not answered."""
-        return len(self._rpcs)
-
-    @property
     def has_partial(self) -> bool:
-        """True while a request has begun and not ended."""
-        return any(not rpc.is_delivered for rpc in self._rpcs.values())
+        """True while a request, or a message of a stream, has begun and not ended."""
+        return any(rpc.is_partial for rpc in self._rpcs.values())
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[ServerEvent[M]]:
         """Take bytes from the peer; `data` may be reused afterwards."""
@@ -149,67 +121,6 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
             self._spend(idle_frames)
         return found
 
-    def respond(self, stream_id: int, message: Message) -> None:
-        """Answer a call: headers, one message, status OK."""
-        rpc = self._rpcs.pop(stream_id, None)
-        if rpc is None or self.is_closed:
-            return
-        nbytes = len(message)
-        if nbytes > self._max_send_bytes:
-            self._rpcs[stream_id] = rpc
-            self._refuse_reply(rpc, nbytes)
-            return
-        self._unsent_at_most += nbytes
-        http2 = self._http2
-        try:
-            http2.send_response(stream_id, OK_HEADERS)
-            if nbytes < VIEW_FROM_BYTES:
-                http2.send_data(stream_id, prefix_of(nbytes) + message)
-            else:
-                self._send_message(stream_id, message)
-            http2.send_trailers(stream_id, OK_TRAILERS)
-        except Http2Error:
-            return  # the stream has gone; its StreamClosed is on the way
-
-    def fail(self, stream_id: int, code: int, text: str) -> None:
-        """Answer a call with a status other than OK; `text` is cut to what peers accept."""
-        rpc = self._rpcs.get(stream_id)
-        if rpc is not None and not self.is_closed:
-            self._answer_status(rpc, code, text)
-
-    def send(self, stream_id: int, message: Message) -> None:
-        """Send one message of a streaming call."""
-        rpc, parts = self._streaming_rpc(stream_id)
-        if rpc is None or parts is None:
-            return
-        if len(message) > self._max_send_bytes:
-            self._refuse_reply(rpc, len(message))
-            return
-        self._unsent_at_most += len(message)
-        try:
-            if not parts.has_headers_out:
-                self._http2.send_response(stream_id, OK_HEADERS)
-                parts.has_headers_out = True
-            self._send_message(stream_id, message)
-        except Http2Error:
-            return  # as in `respond`
-
-    def finish(self, stream_id: int) -> None:
-        """End a streaming call with status OK."""
-        rpc, parts = self._streaming_rpc(stream_id)
-        if rpc is None or parts is None:
-            return
-        self._forget(rpc)
-        try:
-            if not parts.has_headers_out:
-                self._http2.send_response(stream_id, [*OK_HEADERS, *OK_TRAILERS], end_stream=True)
-            else:
-                self._http2.send_trailers(stream_id, OK_TRAILERS)
-            if not parts.has_ended:
-                self._reset_later(stream_id, ErrorCode.NO_ERROR)
-        except Http2Error:
-            return  # as in `respond`
-
     def lose(self) -> list[RpcCancelled[M]]:
         """The socket is gone or the connection closed: report every delivered call as cancelled."""
         self.is_closed = True
@@ -231,14 +142,6 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
             self._final_output = preface.answer
         return preface.data if self.is_open else b""
 
-    def _streaming_rpc(
-        self, stream_id: int
-    ) -> tuple[RpcReceived[M], RequestParts] | tuple[None, None]:
-        rpc = self._rpcs.get(stream_id)
-        if rpc is None or rpc.parts is None or self.is_closed:
-            return None, None
-        return rpc, rpc.parts
-
     def _begin(self, event: RequestReceived, found: list[ServerEvent[M]]) -> None:
         stream_id = self._last_peer_stream = event.stream_id
         try:
@@ -251,11 +154,13 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
         except HloserveError as error:
             self._answer_block(stream_id, refusal_of(error), has_ended=event.end_stream)
             return
-        rpc = self._rpcs[stream_id] = self._make_rpc()
+        method, has_gzip, is_streaming = head
+        rpc = self._make_stream() if is_streaming else self._make_rpc()
+        self._rpcs[stream_id] = rpc
         rpc.stream_id = stream_id
         rpc.headers = headers
         rpc.timeout_ns = timeout_ns
-        rpc.method, has_gzip, is_streaming = head
+        rpc.method = method
         rpc.message = b""
         rpc.is_delivered = False
         rpc.parts = None
@@ -284,7 +189,8 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
                     raise MalformedBody("a unary call has more than one message")
                 else:
                     rpc.message, parts.has_message = message, True
-            self._hold(parts, parts.reader.buffered_bytes + len(rpc.message))
+            held_bytes = parts.reader.buffered_bytes + parts.kept_bytes + len(rpc.message)
+            self._hold(parts, held_bytes)
         except HloserveError as error:
             self._refuse(rpc, error, found)
             return
@@ -342,55 +248,9 @@ class GrpcServerConnection(Http2Connection, Generic[M]):
                 f" client does not read them; the limit is {limit}"
             )
 
-    def _hold(self, parts: RequestParts, held_bytes: int) -> None:
-        """Account for what an unfinished request holds.
-
-        Raises:
-            Overloaded: the connection holds too much of such requests.
-        """
-        self._partial_bytes += held_bytes - parts.held_bytes
-        parts.held_bytes = held_bytes
-        limit = self.limits.max_partial_bytes
-        if self._partial_bytes > limit:
-            raise Overloaded(
-                f"unfinished requests of this connection hold {self._partial_bytes} bytes,"
-                f" the limit is {limit}; send them over several connections"
-            )
-
     def _refuse(
         self, rpc: RpcReceived[M], error: HloserveError, found: list[ServerEvent[M]]
     ) -> None:
         self._answer_status(rpc, grpc_code(error.code), str(error))
         if rpc.is_delivered:  # a streaming call whose handler must learn that it is over
             found.append(RpcCancelled(rpc))
-
-    def _refuse_reply(self, rpc: RpcReceived[M], nbytes: int) -> None:
-        error = BodyTooLarge(self.limits.max_send_msg_bytes, nbytes, MAX_SEND_SETTING)
-        self._answer_status(rpc, grpc_code(error.code), str(error))
-
-    def _answer_status(self, rpc: RpcReceived[M], code: int, text: str) -> None:
-        self._forget(rpc)
-        if rpc.parts is None or not rpc.parts.has_headers_out:
-            self._answer_block(rpc.stream_id, error_headers(code, text), has_ended=rpc.has_ended)
-            return
-        try:
-            self._http2.send_trailers(rpc.stream_id, error_trailers(code, text))
-            if not rpc.has_ended:
-                self._reset_later(rpc.stream_id, ErrorCode.NO_ERROR)
-        except Http2Error:
-            return  # the stream has gone
-
-    def _answer_block(self, stream_id: int, headers: list[Header], *, has_ended: bool) -> None:
-        """Answer with one header block, and stop the upload if there still is one."""
-        try:
-            self._http2.send_response(stream_id, headers, end_stream=True)
-        except Http2Error:
-            return  # the stream has gone
-        if not has_ended:
-            self._reset_later(stream_id, ErrorCode.NO_ERROR)
-
-    def _forget(self, rpc: RpcReceived[M]) -> None:
-        del self._rpcs[rpc.stream_id]
-        if rpc.parts is not None:
-            self._partial_bytes -= rpc.parts.held_bytes
-            rpc.parts.held_bytes = 0

@@ -1,0 +1,215 @@
+"""The server's answers on a gRPC connection, without I/O.
+
+What lives here: sending replies, messages of streams and statuses, and how much a stream may bring
+or has to send. What does not: reading calls (`hloserve.wire.grpc_server`, which builds on this) and
+HTTP/2 (`hloserve.wire.http2`). A connection belongs to one thread at a time.
+
+Rules, besides those of `hloserve.wire.http2`.
+1. A call that is answered is forgotten: answering it again does nothing.
+2. A paused stream gets no new credit. What its peer has credit for still comes.
+
+Source: gRPC over HTTP2.
+"""
+
+from typing import Generic, TypeVar
+
+from hloserve.core.errors import BodyTooLarge, Overloaded
+from hloserve.wire.grpc_events import RequestParts, RpcReceived
+from hloserve.wire.grpc_framing import MAX_SEND_SETTING, VIEW_FROM_BYTES, Message, prefix_of
+from hloserve.wire.grpc_headers import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    Header,
+    error_headers,
+    error_trailers,
+)
+from hloserve.wire.grpc_limits import GrpcLimits
+from hloserve.wire.http2 import ErrorCode, Http2Connection, Http2Error, Role
+from hloserve.wire.status import grpc_code
+
+__all__ = ["GrpcReplies"]
+
+M = TypeVar("M")
+
+
+class GrpcReplies(Http2Connection, Generic[M]):
+    """The half of a server's connection that answers.
+
+    Args:
+        limits: what the peer may make this end hold.
+    """
+
+    def __init__(self, limits: GrpcLimits) -> None:
+        super().__init__(Role.SERVER, limits)
+        self._rpcs: dict[int, RpcReceived[M]] = {}
+        self._partial_bytes = 0
+        self._unsent_at_most = 0
+        self._max_send_bytes = limits.max_send_msg_bytes
+
+    @property
+    def open_rpcs(self) -> int:
+        """Calls that have begun and are not answered."""
+        return len(self._rpcs)
+
+    def respond(self, stream_id: int, message: Message) -> None:
+        """Answer a call: headers, one message, status OK."""
+        rpc = self._rpcs.pop(stream_id, None)
+        if rpc is None or self.is_closed:
+            return
+        nbytes = len(message)
+        if nbytes > self._max_send_bytes:
+            self._rpcs[stream_id] = rpc
+            self._refuse_reply(rpc, nbytes)
+            return
+        self._unsent_at_most += nbytes
+        http2 = self._http2
+        try:
+            http2.send_response(stream_id, OK_HEADERS)
+            if nbytes < VIEW_FROM_BYTES:
+                http2.send_data(stream_id, prefix_of(nbytes) + message)
+            else:
+                self._send_message(stream_id, message)
+            http2.send_trailers(stream_id, OK_TRAILERS)
+        except Http2Error:
+            return  # the stream has gone; its StreamClosed is on the way
+
+    def fail(self, stream_id: int, code: int, text: str) -> None:
+        """Answer a call with a status other than OK; `text` is cut to what peers accept."""
+        rpc = self._rpcs.get(stream_id)
+        if rpc is not None and not self.is_closed:
+            self._answer_status(rpc, code, text)
+
+    def send(self, stream_id: int, message: Message) -> bool:
+        """Send one message of a streaming call; False when there is no such call any more.
+
+        A message over the cap ends its call with an error.
+        """
+        rpc, parts = self._streaming_rpc(stream_id)
+        if rpc is None or parts is None:
+            return False
+        if len(message) > self._max_send_bytes:
+            self._refuse_reply(rpc, len(message))
+            return False
+        self._unsent_at_most += len(message)
+        try:
+            if not parts.has_headers_out:
+                self._http2.send_response(stream_id, OK_HEADERS)
+                parts.has_headers_out = True
+            self._send_message(stream_id, message)
+        except Http2Error:
+            return False  # as in `respond`
+        return True
+
+    def finish(self, stream_id: int) -> None:
+        """End a streaming call with status OK."""
+        rpc, parts = self._streaming_rpc(stream_id)
+        if rpc is None or parts is None:
+            return
+        self._forget(rpc)
+        try:
+            if not parts.has_headers_out:
+                self._http2.send_response(stream_id, [*OK_HEADERS, *OK_TRAILERS], end_stream=True)
+            else:
+                self._http2.send_trailers(stream_id, OK_TRAILERS)
+            if not parts.has_ended:
+                self._reset_later(stream_id, ErrorCode.NO_ERROR)
+        except Http2Error:
+            return  # as in `respond`
+
+    def rpc_of(self, stream_id: int) -> RpcReceived[M] | None:
+        """The call of a stream; None once it is answered or lost."""
+        return self._rpcs.get(stream_id)
+
+    def streams(self) -> list[RpcReceived[M]]:
+        """The streaming calls that have begun and are not answered."""
+        rpcs = self._rpcs.values()
+        return [rpc for rpc in rpcs if rpc.parts is not None and rpc.parts.is_streaming]
+
+    def unsent_bytes(self, stream_id: int) -> int:
+        """Bytes of a stream's messages that wait here, because its peer gives no credit."""
+        try:
+            return self._http2.queued_body_size(stream_id)
+        except Http2Error:
+            return 0  # the stream has gone
+
+    def pause(self, stream_id: int) -> None:
+        """Give the peer of a stream no more credit, until `resume`."""
+        self._set_window(stream_id, 0)
+
+    def resume(self, stream_id: int) -> None:
+        """Give the peer of a paused stream credit again."""
+        self._set_window(stream_id, self.limits.stream_window_bytes)
+
+    def keep(self, stream_id: int, nbytes: int) -> None:
+        """Account for messages of a stream that wait for its handler; negative when it takes them.
+
+        Raises:
+            Overloaded: the connection holds too much that is unfinished.
+        """
+        rpc, parts = self._streaming_rpc(stream_id)
+        if rpc is not None and parts is not None:
+            parts.kept_bytes += nbytes
+            self._hold(parts, parts.held_bytes + nbytes)
+
+    def _set_window(self, stream_id: int, nbytes: int) -> None:
+        rpc, parts = self._streaming_rpc(stream_id)
+        if rpc is None or parts is None or parts.has_ended:
+            return
+        try:
+            self._http2.set_local_window_size(nbytes, stream_id=stream_id)
+        except Http2Error:
+            return  # the stream has gone
+
+    def _streaming_rpc(
+        self, stream_id: int
+    ) -> tuple[RpcReceived[M], RequestParts] | tuple[None, None]:
+        rpc = self._rpcs.get(stream_id)
+        if rpc is None or rpc.parts is None or self.is_closed:
+            return None, None
+        return rpc, rpc.parts
+
+    def _hold(self, parts: RequestParts, held_bytes: int) -> None:
+        """Account for what an unfinished request holds.
+
+        Raises:
+            Overloaded: the connection holds too much of such requests.
+        """
+        self._partial_bytes += held_bytes - parts.held_bytes
+        parts.held_bytes = held_bytes
+        limit = self.limits.max_partial_bytes
+        if self._partial_bytes > limit:
+            raise Overloaded(
+                f"unfinished requests of this connection hold {self._partial_bytes} bytes,"
+                f" the limit is {limit}; send them over several connections"
+            )
+
+    def _refuse_reply(self, rpc: RpcReceived[M], nbytes: int) -> None:
+        error = BodyTooLarge(self.limits.max_send_msg_bytes, nbytes, MAX_SEND_SETTING)
+        self._answer_status(rpc, grpc_code(error.code), str(error))
+
+    def _answer_status(self, rpc: RpcReceived[M], code: int, text: str) -> None:
+        self._forget(rpc)
+        if rpc.parts is None or not rpc.parts.has_headers_out:
+            self._answer_block(rpc.stream_id, error_headers(code, text), has_ended=rpc.has_ended)
+            return
+        try:
+            self._http2.send_trailers(rpc.stream_id, error_trailers(code, text))
+            if not rpc.has_ended:
+                self._reset_later(rpc.stream_id, ErrorCode.NO_ERROR)
+        except Http2Error:
+            return  # the stream has gone
+
+    def _answer_block(self, stream_id: int, headers: list[Header], *, has_ended: bool) -> None:
+        """Answer with one header block, and stop the upload if there still is one."""
+        try:
+            self._http2.send_response(stream_id, headers, end_stream=True)
+        except Http2Error:
+            return  # the stream has gone
+        if not has_ended:
+            self._reset_later(stream_id, ErrorCode.NO_ERROR)
+
+    def _forget(self, rpc: RpcReceived[M]) -> None:
+        del self._rpcs[rpc.stream_id]
+        if rpc.parts is not None:
+            self._partial_bytes -= rpc.parts.held_bytes
+            rpc.parts.held_bytes = 0
