@@ -52,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
             streaming=server.streaming,
             make_rpc=Rpc,
             make_stream=StreamingRpc,
+            guard=server.guard,
         )
         self.full_streams: list[StreamingRpc] = []
         self._watch = Watch(server.now_ns())

@@ -28,7 +28,9 @@ from hloserve.server.grpc_call import Handler, Rpc
 from hloserve.server.grpc_connection import Connection
 from hloserve.server.grpc_stream import StreamHandler
 from hloserve.server.grpc_watch import GrpcTimeouts
+from hloserve.server.listening import Listener
 from hloserve.wire.grpc_limits import GrpcLimits
+from hloserve.wire.grpc_request import CallGuard
 
 __all__ = ["Connection", "GrpcServer", "GrpcTimeouts", "Handler", "Rpc"]
 
@@ -49,6 +51,7 @@ class GrpcServer:
         clock: for deadlines and timeouts.
         timeouts: of each connection.
         streams: the same as `methods` for streaming methods.
+        guard: who may make which call; everybody any when left out.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class GrpcServer:
         clock: Clock,
         timeouts: GrpcTimeouts | None = None,
         streams: Mapping[str, StreamHandler] | None = None,
+        guard: CallGuard | None = None,
     ) -> None:
+        self.guard = guard
         streams = streams or {}
         self.streaming = frozenset(path.encode("ascii") for path in streams)
         self.methods: Mapping[bytes, Handler] = {
@@ -77,7 +82,7 @@ class GrpcServer:
         self._is_in_batch = False
         self._is_draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: asyncio.Server | None = None
+        self.listener: Listener | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -100,17 +105,15 @@ class GrpcServer:
         loop = self._loop = asyncio.get_running_loop()
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        self._listener = await loop.create_server(
+        self.listener = await Listener.open(
             lambda: Connection(self),
-            host,
-            port,
-            ssl=tls,
+            (host, port),
+            tls,
             backlog=1024,
-            ssl_handshake_timeout=self.timeouts.handshake_s if tls is not None else None,
+            handshake_timeout_s=self.timeouts.handshake_s,
         )
         self._sweep_timer = loop.call_later(_SWEEP_PERIOD_S, self._sweep_again)
-        address = self._listener.sockets[0].getsockname()
-        return address[0], address[1]
+        return self.listener.address
 
     def post(self, function: Callable[..., object], *args: object) -> None:
         """From any thread: run a function that answers calls on the loop thread, as a batch."""
@@ -167,8 +170,8 @@ class GrpcServer:
             grace_s: at most so long; what is still under way then is dropped by `close`.
         """
         self._is_draining = True
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
         for connection in tuple(self._connections):
             connection.drain()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -178,8 +181,8 @@ class GrpcServer:
 
     def close(self) -> None:
         """Close the listener and every connection; calls under way are cancelled. Idempotent."""
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in tuple(self._connections):

@@ -127,8 +127,11 @@ class CallGuard(Protocol):
     @property
     def rules(self) -> object: ...
 
-    def check(self, path: bytes, token: bytes | None) -> None:
-        """Look at the path of a call and the value of its `authorization` header.
+    def check(self, path: bytes, header: bytes | None) -> bool:
+        """Look at the path of a call and its `authorization` header.
+
+        Returns:
+            True when calls with equal headers need not be looked at.
 
         Raises:
             HloserveError: the call may not be made; the error is its answer.
@@ -174,8 +177,8 @@ class GuardedHeadReader(HeadReader[M]):
         token = None if at < 0 else headers[at][1]
         if names.count(_AUTHORIZATION) > 1:
             raise Unauthenticated("the header `authorization` is given twice", has_token=True)
-        self._guard.check(dict(headers)[b":path"], token)
-        self._head, self._rules, self._token, self._token_at = head, rules, token, at
+        if self._guard.check(dict(headers)[b":path"], token):
+            self._head, self._rules, self._token, self._token_at = head, rules, token, at
         return found
 
 

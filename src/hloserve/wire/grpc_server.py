@@ -27,7 +27,13 @@ from hloserve.wire.grpc_framing import MessageReader, read_whole
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_preface import Preface
 from hloserve.wire.grpc_replies import GrpcReplies
-from hloserve.wire.grpc_request import HeadReader, NotGrpc, refusal_of
+from hloserve.wire.grpc_request import (
+    CallGuard,
+    GuardedHeadReader,
+    HeadReader,
+    NotGrpc,
+    refusal_of,
+)
 from hloserve.wire.http2 import (
     DRAIN_PING,
     DataReceived,
@@ -64,6 +70,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         make_rpc: makes the empty record of a call: `RpcReceived`, or a subclass with the same slots
             and the caller's own.
         make_stream: the same for streaming calls.
+        guard: who may make which call; everybody any when left out.
     """
 
     def __init__(
@@ -74,10 +81,13 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         streaming: Container[bytes] = _NOTHING,
         make_rpc: Callable[[], RpcReceived[M]] = RpcReceived,
         make_stream: Callable[[], RpcReceived[M]] = RpcReceived,
+        guard: CallGuard | None = None,
     ) -> None:
         super().__init__(limits)
         self.is_open = False
         self._head_reader = HeadReader(methods, streaming)
+        if guard is not None:
+            self._head_reader = GuardedHeadReader(methods, streaming, guard)
         self._make_rpc = make_rpc
         self._make_stream = make_stream
         self._preface = Preface()
