@@ -34,7 +34,7 @@ from hloserve.core.errors import BackendFailed
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend, Executable, Program
 
-__all__ = ["ExecutableCache", "compile_cached"]
+__all__ = ["Compiled", "ExecutableCache", "compile_cached"]
 
 log = logging.getLogger(__name__)
 
@@ -139,9 +139,24 @@ class ExecutableCache:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An executable, and where it came from.
+
+    Attributes:
+        executable: for the device.
+        key: its entry in the cache; empty without one.
+        is_restored: it was there, and nothing was compiled.
+    """
+
+    executable: Executable
+    key: str
+    is_restored: bool
+
+
 def compile_cached(
     backend: Backend, program: Program, model: str, cache: ExecutableCache | None
-) -> tuple[Executable, bool]:
+) -> Compiled:
     """Restore a compiled program, or compile and keep it.
 
     Args:
@@ -150,26 +165,23 @@ def compile_cached(
         model: whose it is, for messages.
         cache: None compiles always.
 
-    Returns:
-        The executable, and whether it was restored.
-
     Raises:
         BackendFailed: the compiler refused the program.
     """
     if cache is None:
-        return backend.compile(program, model), False
+        return Compiled(backend.compile(program, model), "", is_restored=False)
     key = backend.cache_key(program)
     payload = cache.read(key)
     if payload is not None:
         try:
-            return backend.restore(payload, program, model), True
+            return Compiled(backend.restore(payload, program, model), key, is_restored=True)
         except BackendFailed as error:
             cache.remove(key, error.reason)
     executable = backend.compile(program, model)
     serialised = backend.serialise(executable)
     if serialised is not None:
         cache.write(key, serialised)
-    return executable, False
+    return Compiled(executable, key, is_restored=False)
 
 
 def _digest(key: str, payload: bytes) -> bytes:

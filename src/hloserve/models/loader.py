@@ -13,13 +13,11 @@ Rules.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
 
 from hloserve.bundle.active_weights import open_bundle_weights
 from hloserve.bundle.manifest import Manifest, load_manifest
@@ -27,22 +25,21 @@ from hloserve.bundle.weights import WeightsFile
 from hloserve.core.errors import (
     BackendFailed,
     BundleProblem,
-    HloserveError,
     HookProblem,
     NotImplementedYet,
     ProgramProblem,
     WeightsProblem,
 )
 from hloserve.engine.arena import HostArena, load_weights
-from hloserve.engine.backend import Backend, Buffer, Executable
+from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.executable_cache import ExecutableCache, compile_cached
+from hloserve.engine.executable_cache import Compiled, ExecutableCache, compile_cached
 from hloserve.engine.program_probe import ProbedReader, ProgramProbe
-from hloserve.engine.signature import TensorType
 from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook, missing_hooks
 from hloserve.models.model import Model, metadata_of
 from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs
 from hloserve.models.progress import NoProgress, Progress
+from hloserve.models.warm_up import warm_up
 
 __all__ = ["LoadOptions", "load_model", "reason_of"]
 
@@ -122,7 +119,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         for warning in warnings:
             hears.bundle_warning(manifest.name, warning)
         hears.programs_found(manifest.name, len(planned))
-        executables, restored = _compile(manifest.name, planned, backend, options.cache, hears)
+        compiled = _compile(manifest.name, planned, backend, options.cache, hears)
         arena = _arena_for(weights)
         buffers = backend.to_device(load_weights(weights, arena))
         held.callback(backend.free, buffers)
@@ -130,15 +127,15 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
             manifest.name,
             manifest.executable_inputs,
             outputs,
-            executables,
+            _by_variant(compiled),
             buffers,
             options.max_batch_size,
         )
-        _warm_up(device, backend, hears)
+        warm_up(device, compiled, backend, options.cache, hears)
         weights.close()
         held.pop_all()  # the model owns them now
     model = _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
-    return replace(model, restored_programs=restored)
+    return replace(model, restored_programs=sum(made.is_restored for made in compiled.values()))
 
 
 def _arena_for(weights: WeightsFile) -> HostArena:
@@ -242,79 +239,30 @@ def _compile(
     backend: Backend,
     cache: ExecutableCache | None,
     hears: Progress,
-) -> tuple[dict[VariantKey, dict[int, Executable]], int]:
-    """Compile every program, or restore it; all failures at once.
-
-    Returns:
-        The executables, and how many of them were restored.
-    """
-    executables: dict[VariantKey, dict[int, Executable]] = {}
-    findings, cause, restored = [], None, 0
+) -> dict[tuple[VariantKey, int], Compiled]:
+    """Compile every program, or restore it; all failures at once."""
+    compiled: dict[tuple[VariantKey, int], Compiled] = {}
+    findings, cause = [], None
     for plan in planned:
         started = time.monotonic()
         try:
-            executable, is_restored = compile_cached(backend, plan.program, name, cache)
+            made = compile_cached(backend, plan.program, name, cache)
         except BackendFailed as error:
             findings.append(f"{plan.name}: XLA cannot compile it: {error.reason}")
             cause = error
             continue
-        executables.setdefault(plan.variant, {})[plan.size] = executable
-        restored += is_restored
-        hears.program_compiled(name, plan.name, time.monotonic() - started, is_restored=is_restored)
+        compiled[plan.variant, plan.size] = made
+        elapsed_s = time.monotonic() - started
+        hears.program_compiled(name, plan.name, elapsed_s, is_restored=made.is_restored)
     if findings:
         raise ProgramProblem(name, findings) from cause
-    return executables, restored
+    return compiled
 
 
-def _warm_up(device: DeviceModel, backend: Backend, hears: Progress) -> None:
-    """Run every program on zeros, so that no request pays for lazy initialisation.
-
-    The runs after the first are what is known at first of the program's cost: the quickest, since
-    a machine that is busy loading makes some of them slow. A failure is a warning only: zeros may
-    be out of a program's domain.
-    """
-    inputs = len(device.inputs)
-    for variant, sizes in device.executables.items():
-        for size, executable in sizes.items():
-            kinds = executable.signature.inputs[:inputs]
-            try:
-                _run_on_zeros(executable, kinds, device.weights, backend)
-                cost_ns = _quickest_ns(executable, kinds, device.weights, backend)
-            except HloserveError as error:
-                hears.bundle_warning(device.name, f"warm-up at batch size {size} failed: {error}")
-            else:
-                device.statistics.learn_cost(variant, size, cost_ns)
-
-
-def _quickest_ns(
-    executable: Executable,
-    inputs: Sequence[TensorType],
-    weights: Sequence[Buffer],
-    backend: Backend,
-) -> int:
-    """The shortest of some runs: one of a slow program, up to ten of a quick one."""
-    quickest_ns, spent_ns = 2**63 - 1, 0
-    for _ in range(10):
-        started_ns = time.monotonic_ns()
-        _run_on_zeros(executable, inputs, weights, backend)
-        elapsed_ns = time.monotonic_ns() - started_ns
-        quickest_ns, spent_ns = min(quickest_ns, elapsed_ns), spent_ns + elapsed_ns
-        if spent_ns > 20_000_000:
-            break
-    return quickest_ns
-
-
-def _run_on_zeros(
-    executable: Executable,
-    inputs: Sequence[TensorType],
-    weights: Sequence[Buffer],
-    backend: Backend,
-) -> None:
-    zeros = [np.zeros([extent or 0 for extent in kind.shape], kind.dtype.numpy) for kind in inputs]
-    arguments = backend.to_device(zeros)
-    results: Sequence[Buffer] = ()
-    try:
-        results = backend.execute(executable, [*arguments, *weights])
-        backend.to_host(results)
-    finally:
-        backend.free([*arguments, *results])
+def _by_variant(
+    compiled: Mapping[tuple[VariantKey, int], Compiled],
+) -> dict[VariantKey, dict[int, Executable]]:
+    executables: dict[VariantKey, dict[int, Executable]] = {}
+    for (variant, size), made in compiled.items():
+        executables.setdefault(variant, {})[size] = made.executable
+    return executables

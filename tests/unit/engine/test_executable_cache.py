@@ -145,9 +145,9 @@ def test_cache_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
     blocked = ExecutableCache(tmp_path / "file" / ".cache", 4096)
     backend = FakeBackend()
 
-    _, is_restored = compile_cached(backend, _program(backend), "m", blocked)
+    made = compile_cached(backend, _program(backend), "m", blocked)
 
-    assert not is_restored
+    assert not made.is_restored
     assert ["m"] == backend.compiled
 
 
@@ -159,16 +159,16 @@ def test_warm_start_compiles_nothing(cache: ExecutableCache) -> None:
     second = compile_cached(backend, _program(backend), "m", cache)
     other = compile_cached(backend, _program(backend, rows=2), "m", cache)
 
-    assert [False, True, False] == [first[1], second[1], other[1]]
+    assert [False, True, False] == [first.is_restored, second.is_restored, other.is_restored]
     assert ["m", "m"] == backend.compiled
-    assert first[0] == second[0]
+    assert first.executable == second.executable
 
 
 def test_without_a_cache_everything_is_compiled(tmp_path: Path) -> None:
     """The operator's choice."""
     backend = FakeBackend()
     for _ in range(2):
-        assert not compile_cached(backend, _program(backend), "m", None)[1]
+        assert not compile_cached(backend, _program(backend), "m", None).is_restored
 
 
 def test_entry_that_the_device_refuses_is_compiled_and_replaced(cache: ExecutableCache) -> None:
@@ -190,7 +190,7 @@ def test_entry_that_the_device_refuses_is_compiled_and_replaced(cache: Executabl
     cache.write(backend.cache_key(_program(backend)), b"old")
 
     assert [False, True] == [
-        compile_cached(backend, _program(backend), "m", cache)[1] for _ in range(2)
+        compile_cached(backend, _program(backend), "m", cache).is_restored for _ in range(2)
     ]
     assert 1 == backend.refusals
 
@@ -208,7 +208,7 @@ def test_device_that_cannot_serialise_is_served_without(cache: ExecutableCache) 
     backend = Mute()
 
     assert [False, False] == [
-        compile_cached(backend, _program(backend), "m", cache)[1] for _ in range(2)
+        compile_cached(backend, _program(backend), "m", cache).is_restored for _ in range(2)
     ]
 
 
