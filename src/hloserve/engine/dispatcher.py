@@ -80,6 +80,7 @@ class Dispatcher:
         self._post = post
         self._on_end = on_end
         self._soon = soon
+        self._is_synchronous = backend.platform == "cpu"
         self._staging = StagingArea()
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
 
@@ -154,29 +155,46 @@ class Dispatcher:
         """Run one batch; raises whatever went wrong."""
         executable = _executable(model, requests[0].variant, size)
         padded = size if model.can_coalesce else 0
+        now_ns = self._clock.now_ns
+        begin_ns = now_ns()
         inputs = assemble(
             model.inputs, [request.inputs for request in requests], rows, padded, self._staging
         )
-        begin_ns = self._clock.now_ns()
-        outputs = self._compute(model, executable, inputs)
-        compute_ns = self._clock.now_ns() - begin_ns
+        assembled_ns = now_ns()
+        outputs, transferred_ns, executed_ns = self._compute(model, executable, inputs)
+        end_ns = now_ns()
+        compute_ns = end_ns - assembled_ns
         result_rows = (padded or rows) if model.has_batch_axis else None
         check_outputs(model.name, model.outputs, outputs, result_rows)
         model.statistics.learn_cost(requests[0].variant, size, compute_ns)
         model.statistics.record_dispatch(
-            size=size, requests=len(requests), rows=rows, compute_ns=compute_ns
+            size,
+            len(requests),
+            rows,
+            compute_ns,
+            input_ns=transferred_ns - begin_ns,
+            infer_ns=executed_ns - transferred_ns,
+            output_ns=end_ns - executed_ns,
         )
         return outputs
 
     def _compute(
         self, model: DeviceModel, executable: Executable, inputs: Sequence[Array]
-    ) -> list[Array]:
-        backend = self._backend
+    ) -> tuple[list[Array], int, int]:
+        """Outputs, the instant when the inputs were on the device, and that of the results.
+
+        An accelerator executes while we go on, and is waited for in `to_host`: what is seen there
+        is the execution, and getting the outputs hides in it.
+        """
+        backend, now_ns = self._backend, self._clock.now_ns
         transient = backend.to_device(inputs)
         try:
+            transferred_ns = now_ns()
             results = backend.execute(executable, [*transient, *model.weights])
+            executed_ns = now_ns()
             transient += results
-            return backend.to_host(results)
+            outputs = backend.to_host(results)
+            return outputs, transferred_ns, executed_ns if self._is_synchronous else now_ns()
         finally:
             backend.free(transient)
 

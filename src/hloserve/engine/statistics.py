@@ -7,10 +7,10 @@ copies made in one step under the GIL.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil
 
-__all__ = ["COST_WEIGHT", "WAITS_KEPT", "ModelStatistics", "percentile"]
+__all__ = ["COST_WEIGHT", "WAITS_KEPT", "BatchFigures", "ModelStatistics", "percentile"]
 
 WAITS_KEPT = 1024
 """Queue waits remembered per model: enough for a p99, small enough for 1,000 models."""
@@ -33,6 +33,29 @@ def percentile(samples: Sequence[int], fraction: float) -> int:
     return sorted(samples)[place - 1]
 
 
+class BatchFigures:
+    """What the dispatches of one compiled size add up to.
+
+    Attributes:
+        dispatches: executions that gave results.
+        input_ns: laying rows together and transfer to the device.
+        infer_ns: execution.
+        output_ns: transfer from the device.
+    """
+
+    __slots__ = ("dispatches", "infer_ns", "input_ns", "output_ns")
+
+    def __init__(self) -> None:
+        self.dispatches = self.input_ns = self.infer_ns = self.output_ns = 0
+
+    def copy(self) -> "BatchFigures":
+        """The same figures, to count on from."""
+        copied = BatchFigures()
+        copied.dispatches, copied.input_ns = self.dispatches, self.input_ns
+        copied.infer_ns, copied.output_ns = self.infer_ns, self.output_ns
+        return copied
+
+
 class ModelStatistics:
     """Counters of one model since its name was first loaded.
 
@@ -42,7 +65,13 @@ class ModelStatistics:
         rows_served: rows those requests carried.
         padded_rows: rows of the compiled programs that ran; less `rows_served`, it is zeros.
         compute_ns: time of transfer in, execution and transfer out. Assembly is not in it.
-        batch_sizes: dispatches by compiled size; 0 is a program without a batch size.
+        batches: dispatches by compiled size; 0 is a program without a batch size.
+        shared_input_ns: input time of batches, once more for every request of them but one: with
+            it, the times of `batches` add up to what the requests have seen.
+        shared_infer_ns: the same for the execution.
+        shared_output_ns: the same for the outputs.
+        queued_count: requests that left the queue for the device.
+        queued_ns: time that they stood in it.
         shed_count: requests whose deadline passed in the queue.
         failed_count: requests answered with an error of the device.
         costs_ns: what a program takes by variant and compiled size, as `learn_cost` has it.
@@ -50,14 +79,19 @@ class ModelStatistics:
 
     __slots__ = (
         "_waits_ns",
-        "batch_sizes",
+        "batches",
         "compute_ns",
         "costs_ns",
         "dispatch_count",
         "failed_count",
         "padded_rows",
+        "queued_count",
+        "queued_ns",
         "requests_served",
         "rows_served",
+        "shared_infer_ns",
+        "shared_input_ns",
+        "shared_output_ns",
         "shed_count",
     )
 
@@ -67,7 +101,10 @@ class ModelStatistics:
         self.rows_served = 0
         self.padded_rows = 0
         self.compute_ns = 0
-        self.batch_sizes: dict[int, int] = {}
+        self.batches: dict[int, BatchFigures] = {}
+        self.shared_input_ns = self.shared_infer_ns = self.shared_output_ns = 0
+        self.queued_count = 0
+        self.queued_ns = 0
         self.shed_count = 0
         self.failed_count = 0
         self.costs_ns: dict[tuple[int, ...], dict[int, float]] = {}
@@ -84,15 +121,27 @@ class ModelStatistics:
         self.rows_served = old.rows_served
         self.padded_rows = old.padded_rows
         self.compute_ns = old.compute_ns
-        self.batch_sizes = old.batch_sizes.copy()
+        self.batches = {size: figures.copy() for size, figures in old.batches.copy().items()}
+        self.shared_input_ns = old.shared_input_ns
+        self.shared_infer_ns = old.shared_infer_ns
+        self.shared_output_ns = old.shared_output_ns
+        self.queued_count = old.queued_count
+        self.queued_ns = old.queued_ns
         self.shed_count = old.shed_count
         self.failed_count = old.failed_count
 
-    def record_waits(self, waits_ns: Iterable[int]) -> None:
+    @property
+    def batch_sizes(self) -> dict[int, int]:
+        """Dispatches by compiled size. Any thread."""
+        return {size: figures.dispatches for size, figures in self.batches.copy().items()}
+
+    def record_waits(self, waits_ns: Sequence[int]) -> None:
         """Note how long requests stood in the queue, until their dispatch started.
 
         Threading: loop thread.
         """
+        self.queued_count += len(waits_ns)
+        self.queued_ns += sum(waits_ns)
         self._waits_ns.extend(waits_ns)
 
     def learn_cost(self, variant: tuple[int, ...], size: int, compute_ns: int) -> None:
@@ -111,14 +160,35 @@ class ModelStatistics:
         else:
             costs[size] = old + COST_WEIGHT * min(compute_ns - old, old)
 
-    def record_dispatch(self, *, size: int, requests: int, rows: int, compute_ns: int) -> None:
+    def record_dispatch(
+        self,
+        size: int,
+        requests: int,
+        rows: int,
+        compute_ns: int,
+        *,
+        input_ns: int = 0,
+        infer_ns: int = 0,
+        output_ns: int = 0,
+    ) -> None:
         """Note an execution that gave results. Threading: the one that ran it."""
         self.dispatch_count += 1
         self.requests_served += requests
         self.rows_served += rows
         self.padded_rows += size or rows
         self.compute_ns += compute_ns
-        self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
+        figures = self.batches.get(size)
+        if figures is None:
+            figures = self.batches[size] = BatchFigures()
+        figures.dispatches += 1
+        figures.input_ns += input_ns
+        figures.infer_ns += infer_ns
+        figures.output_ns += output_ns
+        if requests > 1:
+            others = requests - 1
+            self.shared_input_ns += others * input_ns
+            self.shared_infer_ns += others * infer_ns
+            self.shared_output_ns += others * output_ns
 
     def waits_ns(self) -> list[int]:
         """The latest queue waits, oldest first. Any thread."""

@@ -78,6 +78,21 @@ def test_all_replies_of_a_dispatch_cross_by_one_post() -> None:
     assert engine.loop.posts == 2
 
 
+def test_time_of_a_dispatch_is_kept_by_its_parts() -> None:
+    """Inputs, execution and outputs each took some, and assembly counts with the inputs."""
+    backend = FakeBackend()
+    model = build_model(backend, sizes=[4])
+    with Engine(backend, model) as engine:
+        caller = request(model, 3)
+        engine.scheduler.submit([caller])
+        engine.run(caller)
+
+    figures = model.statistics.batches[4]
+    assert min(figures.input_ns, figures.infer_ns, figures.output_ns) > 0
+    assert figures.infer_ns + figures.output_ns <= model.statistics.compute_ns
+    assert model.statistics.queued_count == 1
+
+
 def test_padding_does_not_show() -> None:
     """One row in a program of four comes back as one row."""
     backend = FakeBackend()

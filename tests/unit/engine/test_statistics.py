@@ -45,6 +45,45 @@ def test_dispatches_add_up() -> None:
     assert statistics.batch_sizes == {4: 2, 8: 1}
 
 
+def test_times_add_up_by_size_and_by_request() -> None:
+    """A batch's time counts once for its size, and once for each request that was in it."""
+    statistics = ModelStatistics()
+
+    statistics.record_dispatch(4, 3, 3, 9, input_ns=1, infer_ns=5, output_ns=2)
+    statistics.record_dispatch(4, 1, 4, 9, input_ns=10, infer_ns=50, output_ns=20)
+
+    figures = statistics.batches[4]
+    assert (figures.dispatches, figures.input_ns, figures.infer_ns, figures.output_ns) == (
+        2, 11, 55, 22
+    )  # fmt: skip
+    shared = (statistics.shared_input_ns, statistics.shared_infer_ns, statistics.shared_output_ns)
+    assert shared == (2, 10, 4)
+
+
+def test_waits_add_up() -> None:
+    """All waits are in the sum, however few are kept."""
+    statistics = ModelStatistics()
+
+    statistics.record_waits([5, 7])
+    statistics.record_waits([8])
+
+    assert (statistics.queued_count, statistics.queued_ns) == (3, 20)
+
+
+def test_younger_generation_counts_on_without_touching_the_older() -> None:
+    """Counters go on from where they were, and the two generations do not share them."""
+    old, new = ModelStatistics(), ModelStatistics()
+    old.record_dispatch(4, 2, 3, 9, input_ns=1, infer_ns=5, output_ns=2)
+    old.record_waits([5])
+
+    new.continue_from(old)
+    new.record_dispatch(4, 1, 3, 9, input_ns=1, infer_ns=5, output_ns=2)
+
+    assert (old.batch_sizes, new.batch_sizes) == ({4: 1}, {4: 2})
+    assert (new.batches[4].infer_ns, new.shared_infer_ns, new.queued_ns) == (10, 5, 5)
+    assert (new.requests_served, new.rows_served) == (3, 6)
+
+
 def test_program_without_a_size_pads_nothing() -> None:
     """Under size 0 the compiled rows are the real ones."""
     statistics = ModelStatistics()
