@@ -44,6 +44,8 @@ misspelt one cannot be ignored in silence; so is a value that this version canno
 model_dirs: [models]
 endpoints:
   host: 0.0.0.0
+access:
+  tokens_file: tokens
 scheduler:
   max_queue_depth: 256
   models:

@@ -74,10 +74,11 @@ def check(file: Path | None, option: Path | None) -> int:
     Example:
       hloserve config check node.yaml
     """
-    from hloserve.config import require_model_dirs
+    from hloserve.config import require_model_dirs, require_safe_address
 
     file = _one_file(file, option)
     loaded = load_settings(file, {})
+    require_safe_address(loaded.config, loaded.sources)
     if file is not None:
         require_model_dirs(loaded)
     given = sum(s.source != "default" for s in loaded.items())

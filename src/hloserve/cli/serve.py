@@ -47,7 +47,8 @@ def serve(
     """Serve the bundles of one or more model repositories.
 
     A repository is a directory whose sub-directories are bundles. The server listens at once and
-    is ready when its models are. Bundles that appear, change or vanish later are taken up. SIGTERM or Ctrl-C ends it after the requests in flight.
+    is ready when its models are. Bundles that appear, change or vanish later are taken up. SIGTERM
+    or Ctrl-C ends it after the requests in flight.
 
     Every setting can be given in a node file, as HLOSERVE_<SECTION>_<FIELD> in the environment, or
     as a flag where one is below; `hloserve config show` prints them all.
@@ -55,7 +56,7 @@ def serve(
     \b
     Examples:
       hloserve serve models/
-      hloserve serve models/ --host 0.0.0.0 --http-port 9000
+      hloserve serve models/ --host 0.0.0.0 --tokens-file tokens
       hloserve serve --config node.yaml --ports-file ports.json --http-port 0
     """
     from hloserve.config import require_model_dirs

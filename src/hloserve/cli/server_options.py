@@ -23,6 +23,11 @@ FLAG_PATHS: Mapping[str, str] = {
     "http_port": "endpoints.http_port",
     "grpc_port": "endpoints.grpc_port",
     "admin_port": "endpoints.admin_port",
+    "insecure": "endpoints.insecure",
+    "tls_certificate": "tls.certificate",
+    "tls_key": "tls.key",
+    "tls_client_ca": "tls.client_ca",
+    "tokens_file": "access.tokens_file",
     "backend": "runtime.backend",
     "device_ordinal": "runtime.device_ordinal",
     "include": "models_include",
@@ -36,7 +41,7 @@ FLAG_PATHS: Mapping[str, str] = {
 
 
 def endpoint_options(command: Decorated) -> Decorated:
-    """Add the options for addresses, device and log to a command."""
+    """Add the options for addresses, security, device and log to a command."""
     options = (
         click.option("--host", metavar="ADDRESS", help="Address to bind. [default: 127.0.0.1]"),
         click.option("--http-port", type=int, metavar="PORT", help="REST. [default: 8000]"),
@@ -52,6 +57,18 @@ def endpoint_options(command: Decorated) -> Decorated:
             type=click.Path(dir_okay=False, writable=True, path_type=Path),
             metavar="FILE",
             help='Write {"http":..., "grpc":..., "admin":...} to FILE once all listen.',
+        ),
+        click.option("--tokens-file", metavar="FILE", help="Bearer tokens that calls must have."),
+        click.option("--tls-certificate", metavar="FILE", help="Serve TLS with this certificate."),
+        click.option("--tls-key", metavar="FILE", help="The certificate's private key."),
+        click.option(
+            "--tls-client-ca", metavar="FILE", help="Clients must have certificates of these."
+        ),
+        click.option(
+            "--insecure",
+            is_flag=True,
+            default=None,
+            help="Let other machines in without TLS and without tokens.",
         ),
         click.option("--backend", metavar="KIND", help="cpu or cuda. [default: cpu]"),
         click.option("--device-ordinal", type=int, metavar="N", help="Which device of that kind."),

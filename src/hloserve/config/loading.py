@@ -15,6 +15,7 @@ import msgspec
 
 from hloserve.config.layers import Given, read_environment, read_file, read_flags
 from hloserve.config.schema import WorkerConfig
+from hloserve.config.security_checks import check_security_files
 from hloserve.config.settings import SETTINGS, Path, environment_name, flag_name, show
 from hloserve.core.errors import ConfigProblem
 
@@ -87,7 +88,11 @@ def load(
                 problems.append(found)
     if not problems:
         loaded = _assemble(given)
-        problems = [*_check_ports(loaded), *_check_directories(loaded)]
+        problems = [
+            *_check_ports(loaded),
+            *_check_directories(loaded),
+            *check_security_files(loaded.config, loaded.sources),
+        ]
         if not problems:
             return loaded
     first, *others = problems

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "AccessConfig",
     "EndpointsConfig",
     "GrpcConfig",
     "HooksConfig",
@@ -21,6 +22,7 @@ __all__ = [
     "Reading",
     "RuntimeConfig",
     "SchedulerConfig",
+    "TlsConfig",
     "WorkerConfig",
 ]
 
@@ -155,9 +157,44 @@ class EndpointsConfig(_Section, frozen=True, kw_only=True):
     admin_port: Port = 8002
     """Port of health, readiness and metrics."""
 
+    insecure: bool = False
+    """Bind an address that other machines can reach although there is neither TLS nor are there
+    tokens. Only behind something that keeps strangers away."""
+
     max_concurrent_requests: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 1024
     """Most inference requests in flight, over all models; one more is answered RESOURCE_EXHAUSTED
     (429). 0 is no limit. Health and metadata calls are not counted."""
+
+
+class TlsConfig(_Section, frozen=True, kw_only=True):
+    """TLS, on all ports or on none. Files are PEM, and read again when they change."""
+
+    certificate: OptionalPath = ""
+    """File of the server's certificate, followed by those between it and the root. Empty: no
+    TLS."""
+
+    key: OptionalPath = ""
+    """File of the certificate's private key, not encrypted. Empty when the certificate's file holds
+    it too."""
+
+    client_ca: OptionalPath = ""
+    """File of the authorities whose certificates clients must show (mutual TLS). Empty: clients
+    need none."""
+
+    client_ca_on_admin_port: bool = True
+    """Ask for certificates of clients on the admin port as well. False lets in probes and
+    Prometheus, which may have none; metrics still need a token where there are tokens."""
+
+    minimum_version: Literal["1.2", "1.3"] = "1.2"
+    """Oldest version of TLS that clients may speak."""
+
+
+class AccessConfig(_Section, frozen=True, kw_only=True):
+    """Who may call."""
+
+    tokens_file: OptionalPath = ""
+    """File of the bearer tokens that are valid, a line for each: name, scopes, token. It is read
+    again when it changes. Empty: calls need no token."""
 
 
 class GrpcConfig(_Section, frozen=True, kw_only=True):
@@ -240,6 +277,8 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     runtime: RuntimeConfig = RuntimeConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
+    tls: TlsConfig = TlsConfig()
+    access: AccessConfig = AccessConfig()
     grpc: GrpcConfig = GrpcConfig()
     http: HttpConfig = HttpConfig()
     hooks: HooksConfig = HooksConfig()

@@ -36,6 +36,9 @@ _FLAG_NAMES = {
     ("models_include",): "--include",
     ("drain_timeout_s",): "--drain-timeout",
     ("logging", "format"): "--log-format",
+    ("tls", "certificate"): "--tls-certificate",
+    ("tls", "key"): "--tls-key",
+    ("tls", "client_ca"): "--tls-client-ca",
     ("logging", "level"): "--log-level",
 }
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
