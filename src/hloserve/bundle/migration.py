@@ -286,8 +286,9 @@ class _Run:
         try:
             yield path
         finally:
-            with contextlib.suppress(OSError):  # then the next run removes it
-                path.unlink(missing_ok=True)
+            if os.path.lexists(path):
+                with contextlib.suppress(OSError):  # then the next run removes it
+                    path.unlink()
 
     @contextlib.contextmanager
     def _written(self, name: str, chunks: Chunks, like: os.stat_result) -> Iterator[Path]:
