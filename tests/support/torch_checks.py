@@ -1,16 +1,18 @@
 """What PyTorch tests share: a module traced as an export traces it, run on XLA, beside torch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.tensors import Array
-from hloserve.engine.mlir import TensorType, refine_program
+from hloserve.engine.mlir import refine_program
+from hloserve.engine.signature import TensorType
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.artifact import clean_program
+from hloserve.export.options import ExportOptions
 from hloserve.export.source import Shape, Traced
 from hloserve.export.torch_source import TorchSource, as_arguments
 
@@ -20,7 +22,7 @@ _TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2
 """Share of the largest value of the output."""
 
 
-class Calling(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+class Calling(torch.nn.Module):
     """A module, in eval mode, whose forward is a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -37,7 +39,8 @@ def source_of(module: Any, inputs: Any, kwargs: Any = None, **options: Any) -> T
     """A source with example inputs."""
     args, named = as_arguments(inputs, kwargs)
     strict = options.pop("strict", False)
-    return TorchSource(module, args, named, {"dir": "/none/model", **options}, strict=strict)
+    given = cast(ExportOptions, {"dir": "/none/model", **options})
+    return TorchSource(module, args, named, given, strict=strict)
 
 
 def check_against_torch(

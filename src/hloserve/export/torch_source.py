@@ -279,11 +279,18 @@ def _named_inputs(
     leaves = [_as_tensor(leaf) for leaf in leaves]
     paths = [path for path, _ in pytree.tree_flatten_with_path((list(args), dict(kwargs)))[0]]
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    keys = [
+        [str(getattr(key, "key", getattr(key, "idx", key))) for key in paths[index]]
+        for index in places
+    ]
+    # The arguments are numbered among those that hold tensors.
+    numbers = {
+        key: number for number, key in enumerate(dict.fromkeys(k for w, k, *_ in keys if w == "0"))
+    }
     named = []
-    for number, index in enumerate(places):
-        of_kwargs, *rest = paths[index]
-        keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in rest]
-        named.append((".".join(keys) if of_kwargs.idx == 1 else f"input_{number}", leaves[index]))
+    for index, (of_kwargs, first, *rest) in zip(places, keys, strict=True):
+        first = first if of_kwargs == "1" else f"input_{numbers[first]}"
+        named.append((".".join([first, *rest]), leaves[index]))
 
     def place(tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         filled = list(leaves)

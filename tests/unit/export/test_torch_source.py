@@ -37,7 +37,7 @@ def test_weights_keep_their_dtype(dtype: Any) -> None:
     assert {str(dtype).removeprefix("torch.")} == {array.dtype.name for _, array in traced.weights}
 
 
-class _ManyKinds(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _ManyKinds(nn.Module):
     """Buffers of odd dtypes, one that no state dict holds, and a parameter of no use."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def test_buffers_and_what_is_unused_survive() -> None:
     assert "int64" == dict(traced.weights)["ids"].dtype.name
 
 
-class _Tied(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(7, 4)
@@ -82,7 +82,7 @@ def test_tied_weights_are_one_argument() -> None:
     assert ("weight 'out.weight' is tied to 'embed.weight' and stored once",) == traced.notes
 
 
-class _Literal(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _Literal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
@@ -146,13 +146,23 @@ def test_arguments_of_all_kinds() -> None:
         "mask": None,
         "more": {"shift": torch.randn(2, 3)},
     }
-    inputs = (torch.randn(2, 3), 2, np.float32([[1, 2, 3], [4, 5, 6]]))
+    inputs = (torch.randn(2, 3), 2, np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     module = Calling(forward)
 
     check_against_torch(module, inputs, kwargs)
 
     names = [name for name, _ in source_of(module, inputs, kwargs).inputs]
     assert ["input_0", "input_1", "bias", "more.shift"] == names
+
+
+def test_nested_arguments_have_dotted_names() -> None:
+    """Arguments are numbered among those that hold tensors; what is within one has its place."""
+    module = Calling(lambda x, steps, pair: x + pair[0] + pair[1]["bias"])
+    x = torch.ones(2, 3)
+
+    names = [name for name, _ in source_of(module, (x, 3, (x, {"bias": x}))).inputs]
+
+    assert ["input_0", "input_1.0", "input_1.1.bias"] == names
 
 
 def test_mapping_of_inputs_is_keyword_arguments() -> None:

@@ -22,7 +22,7 @@ def _findings(directory: Path, module: Any, inputs: Any = _X, **options: Any) ->
     return "\n".join(refused.value.findings)
 
 
-class _Counting(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))
@@ -32,12 +32,12 @@ class _Counting(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return x * self.calls
 
 
-class _OwnDropout(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _OwnDropout(nn.Module):
     def forward(self, x: Any) -> Any:
         return F.dropout(x, 0.5, training=self.training)
 
 
-class _Nested(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _Nested(nn.Module):
     """Decides by values, in a layer of its own."""
 
     def __init__(self, inner: Callable[[Any], Any]) -> None:
@@ -79,7 +79,7 @@ def test_shape_that_depends_on_values_is_told(tmp_path: Path, make: Any) -> None
     assert "layer 'head'" in text
 
 
-class _Masked(nn.Module):  # type: ignore[misc]  # torch is not typed here
+class _Masked(nn.Module):
     def forward(self, x: Any) -> Any:
         return x[x > 0]
 
