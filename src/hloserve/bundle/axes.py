@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from hloserve.bundle.findings import describe, listing
-from hloserve.core.dtypes import DTYPES, DType, by_token
+from hloserve.core.dtypes import BYTES, DTYPES, DType, by_token
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
 
 __all__ = [
@@ -173,7 +173,7 @@ def _parse_dtype(token: object, where: str, findings: list[str]) -> DType | None
         except KeyError:
             pass
     got = "nothing" if token is None else describe(token)
-    tokens = ", ".join(dtype.token for dtype in DTYPES)
+    tokens = ", ".join(dtype.token for dtype in (*DTYPES, BYTES))
     findings.append(f"{where}: dtype must be one of {tokens}; got {got}")
     return None
 

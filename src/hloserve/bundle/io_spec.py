@@ -19,7 +19,7 @@ from hloserve.bundle.axes import (
     manifest_positions,
 )
 from hloserve.bundle.findings import describe, listing, repeated
-from hloserve.core.dtypes import DTYPES, DType, by_numpy, by_token
+from hloserve.core.dtypes import BYTES, DTYPES, DType, by_numpy, by_token
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
 
 __all__ = ["IOSpec", "build_specs"]
@@ -44,7 +44,8 @@ class IOSpec:
     Attributes:
         name: unique among the tensors of its section.
         dtype: a manifest token (``"f32"``), a numpy dtype, or a `DType`. Of strings only tokens
-            are taken, because numpy's ``"i8"`` is another type than the token ``i8``.
+            are taken, because numpy's ``"i8"`` is another type than the token ``i8``. ``"bytes"``
+            is for tensors of clients that hold strings.
         shape: extents, outermost axis first. -1 is a variable axis. The extent of the batch axis
             is not used.
         batch_axis: position of the batch axis in `shape`; None when it has none.
@@ -130,7 +131,7 @@ def _read_dtype(where: str, value: object, findings: list[str]) -> DType | None:
             return by_numpy(np.dtype(value))  # type: ignore[call-overload]  # it may raise, below
     except (KeyError, TypeError, ValueError):
         pass
-    tokens = ", ".join(dtype.token for dtype in DTYPES)
+    tokens = ", ".join(dtype.token for dtype in (*DTYPES, BYTES))
     findings.append(
         f"{where}: dtype {describe(value)} is not supported; use a numpy dtype or one of {tokens}"
     )

@@ -17,7 +17,8 @@ from hloserve.bundle import rules, sections
 from hloserve.bundle.axes import VariableAxis, variable_axes
 from hloserve.bundle.files import read_bounded
 from hloserve.bundle.findings import describe, raise_findings
-from hloserve.bundle.versions import DYNAMIC_BATCH, check_features
+from hloserve.bundle.versions import BYTES_TENSORS, DYNAMIC_BATCH, check_features
+from hloserve.core.dtypes import BYTES
 from hloserve.core.errors import ManifestProblem
 from hloserve.core.tensors import TensorSpec
 from hloserve.core.yaml_text import YamlFault, load_yaml
@@ -59,6 +60,7 @@ class Manifest:
         weights_file: bare name of the weights file.
         is_dynamic: one program per variant has an open batch axis and serves every size; the
             compiled sizes are those to specialise it to.
+        labels: name of the file that names the classes, by output that clients get.
         warnings: what was ignored, one sentence each.
     """
 
@@ -76,6 +78,7 @@ class Manifest:
     provenance: Mapping[str, object]
     weights_file: str
     is_dynamic: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -92,6 +95,13 @@ class Manifest:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What clients get."""
         return self.executable_outputs if self.client_outputs is None else self.client_outputs
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What of it the oldest format does not have; see `hloserve.bundle.versions`."""
+        has_strings = any(spec.dtype is BYTES for spec in (*self.inputs, *self.outputs))
+        present = {DYNAMIC_BATCH: self.is_dynamic, BYTES_TENSORS: has_strings}
+        return tuple(feature for feature, is_there in present.items() if is_there)
 
     @property
     def has_batch_axis(self) -> bool:
@@ -205,7 +215,7 @@ def parse_manifest(text: str, *, name: str, has_hook_file: bool, source: str) ->
     manifest = _parse_root(root, name, findings)
     findings += _check_client_side(root, manifest, has_hook_file)
     findings += _check_executable_side(root, manifest)
-    findings += _check_version(manifest)
+    findings += check_features(manifest.format_version, manifest.features)
     raise_findings(ManifestProblem, source, findings)
     return manifest
 
@@ -235,6 +245,7 @@ def _parse_root(root: sections.Root, name: str, findings: list[str]) -> Manifest
         provenance=sections.parse_provenance(root, warnings),
         weights_file=sections.parse_weights_file(root, findings),
         is_dynamic=sections.parse_dynamic(root, findings),
+        labels=sections.parse_labels(root, findings),
         warnings=tuple(warnings),
     )
 
@@ -277,7 +288,7 @@ def _check_client_side(root: sections.Root, manifest: Manifest, has_hook_file: b
         elif not manifest.is_meta:
             specs = manifest.executable_inputs if side == "inputs" else manifest.executable_outputs
             findings += rules.check_wire_dtypes(f"executable_{side}", specs)
-    return findings
+    return findings + rules.check_labels(manifest.labels, manifest.outputs)
 
 
 def _check_executable_side(root: sections.Root, manifest: Manifest) -> list[str]:
@@ -287,6 +298,8 @@ def _check_executable_side(root: sections.Root, manifest: Manifest) -> list[str]
     if not isinstance(declared, list) or len(declared) != len(manifest.executable_inputs):
         return []
     findings = rules.check_batch_axes(manifest.executable_inputs, manifest.compiled_batch_sizes)
+    findings += rules.check_executable_dtypes("executable_inputs", manifest.executable_inputs)
+    findings += rules.check_executable_dtypes("executable_outputs", manifest.executable_outputs)
     if manifest.is_dynamic:
         findings += rules.check_dynamic(
             manifest.kind, manifest.executable_inputs, sections.declared_batch_sizes(root)
@@ -295,8 +308,3 @@ def _check_executable_side(root: sections.Root, manifest: Manifest) -> list[str]
     if not manifest.is_meta and variants == (root.get("input_shapes") or []):
         findings += rules.check_variants(manifest.executable_inputs, manifest.input_shapes)
     return findings
-
-
-def _check_version(manifest: Manifest) -> list[str]:
-    features = [DYNAMIC_BATCH] if manifest.is_dynamic else []
-    return check_features(manifest.format_version, features)

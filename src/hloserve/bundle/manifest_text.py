@@ -22,7 +22,7 @@ PATCH_FILE = "working_tree.patch"
 _FLOW = frozenset(
     (
         *("executable_inputs", "executable_outputs", "client_inputs", "client_outputs"),
-        *("batching", "input_shapes"),
+        *("batching", "input_shapes", "labels"),
     )
 )
 _MAX_DEPTH = 20
@@ -36,6 +36,7 @@ def format_manifest(
     tensors: Mapping[str, Sequence[TensorSpec] | None],
     programs: ModulePlan,
     provenance: Mapping[str, object],
+    labels: Mapping[str, str] | None = None,
 ) -> str:
     """Write the manifest of a bundle of kind ``model``.
 
@@ -47,6 +48,7 @@ def format_manifest(
         programs: what it says of them; keys with nothing to say are left out, for readers that do
             not know them.
         provenance: plain values (see `plain_provenance`).
+        labels: left out when there are none.
     """
     document: dict[str, object] = {"format_version": Quoted(format_version), "name": name}
     if description:
@@ -58,6 +60,8 @@ def format_manifest(
     document["batching"] = {**dynamic, "compiled_batch_sizes": list(programs.compiled_batch_sizes)}
     if programs.input_shapes:
         document["input_shapes"] = [dict(sizes) for sizes in programs.input_shapes]
+    if labels:
+        document["labels"] = dict(labels)
     document["provenance"] = dict(provenance)
     return dump_yaml(document, _FLOW)
 

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from hloserve.bundle.axes import VariableAxis, variable_axes
 from hloserve.bundle.findings import listing
+from hloserve.core.dtypes import BYTES
 from hloserve.core.tensors import TensorSpec
 
 __all__ = [
     "check_batch_axes",
     "check_client_sections",
     "check_dynamic",
+    "check_executable_dtypes",
+    "check_labels",
     "check_meta",
     "check_variants",
     "check_wire_dtypes",
@@ -153,3 +156,31 @@ def check_wire_dtypes(section: str, specs: Sequence[TensorSpec]) -> list[str]:
         for spec in specs
         if spec.dtype.kserve is None
     ]
+
+
+def check_executable_dtypes(section: str, specs: Sequence[TensorSpec]) -> list[str]:
+    """A program computes with numbers: no tensor of it holds strings."""
+    return [
+        f"{section}: {spec.name!r} has dtype bytes, which no program can take or return; only"
+        " client_inputs and client_outputs may have it: declare the strings there, and convert in"
+        " model.py"
+        for spec in specs
+        if spec.dtype is BYTES
+    ]
+
+
+def check_labels(labels: Mapping[str, str], outputs: Sequence[TensorSpec]) -> list[str]:
+    """Labels name the classes of numeric outputs that clients see.
+
+    Args:
+        labels: name of the file with the labels, by output.
+        outputs: what clients get.
+    """
+    declared = {spec.name: spec for spec in outputs}
+    findings = []
+    for name in labels:
+        if name not in declared:
+            findings.append(f"labels: there is no output {name!r}; clients get {listing(declared)}")
+        elif declared[name].dtype is BYTES:
+            findings.append(f"labels: output {name!r} has dtype bytes, which has no classes")
+    return findings

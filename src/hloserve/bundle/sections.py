@@ -22,6 +22,7 @@ __all__ = [
     "parse_format_version",
     "parse_input_shapes",
     "parse_kind",
+    "parse_labels",
     "parse_provenance",
     "parse_tensors",
     "parse_weights_file",
@@ -36,7 +37,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
         (
             *_TENSOR_SECTIONS,
             *("format_version", "name", "description", "kind", "meta", "batching"),
-            *("input_shapes", "provenance", "weights_file"),
+            *("input_shapes", "labels", "provenance", "weights_file"),
         )
     ),
     "tensor": frozenset(("name", "dtype", "shape", "dims")),
@@ -214,18 +215,46 @@ def parse_weights_file(root: Root, findings: list[str]) -> str:
     value = root.get("weights_file")
     if value is None:
         return DEFAULT_WEIGHTS_FILE
-    is_bare = (
-        isinstance(value, str)
-        and value not in {"", ".", ".."}
-        and not any(mark in value for mark in "/\\\0")
-    )
-    if not is_bare:
+    if not _is_bare_file(value):
         findings.append(
             "weights_file must be the name of a file inside the bundle, without directories,"
             f" got {describe(value)}"
         )
         return DEFAULT_WEIGHTS_FILE
     return str(value)
+
+
+def parse_labels(root: Root, findings: list[str]) -> Mapping[str, str]:
+    """Read `labels`, which names a file of the bundle for each output whose classes have names."""
+    value = root.get("labels")
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        findings.append(
+            f"labels must be a mapping of outputs to files, got {describe(value)}; write"
+            " {logits: labels.txt}"
+        )
+        return {}
+    labels = {}
+    for output, file in value.items():
+        if not isinstance(output, str):
+            findings.append(f"labels: output {describe(output)} is no name; put it in quotes")
+        elif not _is_bare_file(file):
+            findings.append(
+                f"labels[{describe(output)}] must be the name of a file inside the bundle, without"
+                f" directories, got {describe(file)}"
+            )
+        else:
+            labels[output] = str(file)
+    return labels
+
+
+def _is_bare_file(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and value not in {"", ".", ".."}
+        and not any(mark in value for mark in "/\\\0")
+    )
 
 
 def parse_provenance(root: Root, warnings: list[str]) -> Mapping[str, object]:

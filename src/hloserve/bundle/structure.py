@@ -21,7 +21,7 @@ from hloserve.bundle.layout import (
 )
 from hloserve.bundle.manifest import Manifest
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
-from hloserve.bundle.versions import DYNAMIC_BATCH, needed_version
+from hloserve.bundle.versions import needed_version
 from hloserve.bundle.weights import WeightsFile
 
 __all__ = ["check_files", "check_name", "check_provenance", "check_version", "misnamed_manifests"]
@@ -116,7 +116,7 @@ def check_version(manifest: Manifest, weights: WeightsFile | None) -> list[Findi
     """The version is one that older readers would take as well, and not misread."""
     version = manifest.format_version
     findings = []
-    needed = needed_version([DYNAMIC_BATCH] if manifest.is_dynamic else [], "2.1")
+    needed = needed_version(manifest.features, "2.1")
     if version == "2.2" and needed != version:
         findings.append(
             f'format_version "{version}" is not needed: nothing here is newer than {needed}; write'

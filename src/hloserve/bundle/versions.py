@@ -7,20 +7,21 @@ Rules.
 1. A bundle is written with the oldest version that has all of its features, so that the oldest
    reader which can serve it reads it.
 2. A feature in a manifest of an older version is refused: a reader of that version would not know
-   the key, skip it, and serve something else.
+   the key, skip it, and serve something else, or call the bundle wrong.
 """
 
 from collections.abc import Collection
 
 from hloserve.bundle.findings import describe
 
-__all__ = ["DYNAMIC_BATCH", "FORMAT_VERSIONS", "check_features", "needed_version"]
+__all__ = ["BYTES_TENSORS", "DYNAMIC_BATCH", "FORMAT_VERSIONS", "check_features", "needed_version"]
 
 FORMAT_VERSIONS = ("2.2", "2.1", "2.0", "2")
 """All that this server reads, the newest first."""
 
 DYNAMIC_BATCH = "batching.dynamic"
-_SINCE = {DYNAMIC_BATCH: "2.2"}  # the key of each feature, and the first version that has it
+BYTES_TENSORS = "dtype bytes"
+_SINCE = {DYNAMIC_BATCH: "2.2", BYTES_TENSORS: "2.2"}  # what a feature looks like; since when
 
 
 def needed_version(features: Collection[str], oldest: str) -> str:
@@ -32,7 +33,7 @@ def check_features(version: str, features: Collection[str]) -> list[str]:
     """Compare the features of a manifest with its version; empty text for an unreadable version."""
     return [
         f"{feature} needs format_version {_SINCE[feature]!r}, got {describe(version)}: a reader of"
-        f" that version would skip the key; write {_SINCE[feature]!r}"
+        f" that version does not know it; write {_SINCE[feature]!r}"
         for feature in features
         if version and _ordered(version) < _ordered(_SINCE[feature])
     ]

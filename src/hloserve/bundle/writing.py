@@ -23,8 +23,9 @@ from hloserve.bundle.manifest_text import PATCH_FILE, format_manifest, split_pro
 from hloserve.bundle.modules import Modules, plan_modules
 from hloserve.bundle.placing import place_bundle
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
-from hloserve.bundle.versions import DYNAMIC_BATCH, needed_version
+from hloserve.bundle.versions import BYTES_TENSORS, DYNAMIC_BATCH, needed_version
 from hloserve.bundle.weights_writing import Layout, WeightArrays, plan_weights
+from hloserve.core.dtypes import BYTES
 from hloserve.core.errors import BundleProblem
 from hloserve.core.tensors import TensorSpec
 
@@ -47,6 +48,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     layout: Layout = "xla",
     *,
     dynamic_sizes: Sequence[int] | None = None,
+    labels: Mapping[str, str] | None = None,
     description: str = "",
     files: Mapping[str, bytes | str] | None = None,
     overwrite: bool = False,
@@ -71,7 +73,9 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         layout: of the weights; ``legacy`` is for servers that know nothing but format 2.0.
         dynamic_sizes: the programs have an open batch axis, and servers specialise them to these
             sizes or others. `modules` is then ``{0: program}``, per variant with `input_shapes`.
-            Such a bundle is of format 2.2; older servers refuse it.
+            Such a bundle is of format 2.2; older servers refuse it. So is one whose clients send
+            or get strings (``"bytes"``).
+        labels: file with the names of the classes, one per line, by output; it is one of `files`.
         description: free text for people.
         files: more files by bare name, such as ``model.py``; client specs need one in the end.
         overwrite: replace an existing bundle in one step; otherwise one is refused.
@@ -111,7 +115,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     programs = plan_modules(
         modules, input_shapes, tensors["executable_inputs"] or (), findings, dynamic_sizes
     )
-    features = [DYNAMIC_BATCH] if programs.is_dynamic else []
+    features = _features(tensors, is_dynamic=programs.is_dynamic)
     findings += _check_layout(layout, features)
     stored = plan_weights(weights, layout, findings)
     plain, patch = split_provenance(provenance or {}, findings)
@@ -127,6 +131,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         format_version=needed_version(features, _VERSIONS[layout]),
         tensors=tensors,
         programs=programs,
+        labels=labels or {},
         provenance=plain,
     )
     # A hook file may also be added later, by hand: client specs alone are no reason to refuse.
@@ -154,6 +159,12 @@ def _check_name(target: Path, name: str) -> list[str]:
             f"name {target.name!r} begins with '.' or holds '.tmp-'; servers skip such directories"
         )
     return findings
+
+
+def _features(tensors: Mapping[str, Sequence[TensorSpec] | None], *, is_dynamic: bool) -> list[str]:
+    has_strings = any(spec.dtype is BYTES for specs in tensors.values() for spec in specs or ())
+    present = {DYNAMIC_BATCH: is_dynamic, BYTES_TENSORS: has_strings}
+    return [feature for feature, is_there in present.items() if is_there]
 
 
 def _check_layout(layout: str, features: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 __all__ = [
     "BOOL",
+    "BYTES",
     "DTYPES",
     "F32",
     "I32",
@@ -25,6 +26,7 @@ __all__ = [
     "by_safetensors",
     "by_stablehlo",
     "by_token",
+    "of_wire",
 ]
 
 
@@ -34,10 +36,10 @@ class DType:
 
     Attributes:
         token: name in `manifest.yaml`, e.g. ``f32``.
-        numpy: dtype of arrays in memory.
+        numpy: dtype of arrays in memory; `object` for strings, whose elements are `bytes`.
         kserve: V2 datatype, e.g. ``FP32``; None for types that cannot cross the wire (FP8).
-        stablehlo: element type in a program, e.g. ``ui8``.
-        safetensors: name in a safetensors header, e.g. ``F8_E4M3``.
+        stablehlo: element type in a program, e.g. ``ui8``; empty for strings.
+        safetensors: name in a safetensors header, e.g. ``F8_E4M3``; likewise.
         contents_field: the typed field of V2's InferTensorContents; None when it has none.
     """
 
@@ -90,8 +92,12 @@ DTYPES: tuple[DType, ...] = (
     _row("bool", np.bool_, "BOOL", "i1", "BOOL", "bool_contents"),
 )
 
-_BY_TOKEN: Mapping[str, DType] = {d.token: d for d in DTYPES}
-_BY_KSERVE: Mapping[str, DType] = {d.kserve: d for d in DTYPES if d.kserve is not None}
+BYTES = _row("bytes", np.object_, "BYTES", "", "", "bytes_contents")
+"""Strings, each a `bytes`. Clients and hooks have them; programs and weights never do, so it is not
+in `DTYPES`."""
+
+_BY_TOKEN: Mapping[str, DType] = {d.token: d for d in (*DTYPES, BYTES)}
+_BY_KSERVE: Mapping[str, DType] = {d.kserve: d for d in (*DTYPES, BYTES) if d.kserve is not None}
 _BY_NUMPY: Mapping[np.dtype[Any], DType] = {d.numpy: d for d in DTYPES}
 _BY_STABLEHLO: Mapping[str, DType] = {d.stablehlo: d for d in DTYPES}
 _BY_SAFETENSORS: Mapping[str, DType] = {d.safetensors: d for d in DTYPES}
@@ -103,13 +109,18 @@ def by_token(token: str) -> DType:
 
 
 def by_kserve(datatype: str) -> DType:
-    """Look a V2 datatype up. Raises KeyError; BYTES is not a `DType`."""
+    """Look a V2 datatype up. Raises KeyError."""
     return _BY_KSERVE[datatype]
 
 
 def by_numpy(dtype: np.dtype[Any]) -> DType:
-    """Look a numpy dtype up, whatever its byte order. Raises KeyError."""
+    """Look a numpy dtype up, whatever its byte order. Raises KeyError, also for strings."""
     return _BY_NUMPY[dtype.newbyteorder("=")]
+
+
+def of_wire(dtype: np.dtype[Any]) -> DType:
+    """Look up what an array that meets clients holds: `object` is BYTES. Raises KeyError."""
+    return BYTES if dtype.hasobject else _BY_NUMPY[dtype.newbyteorder("=")]
 
 
 def by_stablehlo(element: str) -> DType:
