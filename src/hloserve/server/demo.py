@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -95,17 +95,20 @@ def announcement(addresses: Addresses, sample: Sample, *, python: str, shades: s
         python: an interpreter that has hloserve.
         shades: characters from paper to ink.
     """
-    http, grpc, admin = (
-        _reachable(*address) for address in (addresses.http, addresses.grpc, addresses.admin)
-    )
+    here = replace(
+        addresses,
+        http=_reachable(*addresses.http),
+        grpc=_reachable(*addresses.grpc),
+        admin=_reachable(*addresses.admin),
+    ).urls
     facts = (
         "",
         f"hloserve serves the model {_MODEL!r}.",
         "",
-        f"page   http://{http}{DEMO_PATH}",
-        f"REST   http://{http}",
-        f"gRPC   {grpc}",
-        f"admin  http://{admin}/metrics",
+        f"page   {here['rest']}{DEMO_PATH}",
+        f"REST   {here['rest']}",
+        f"gRPC   {here['grpc']}",
+        f"admin  {here['admin']}/metrics",
         "",
     )
     picture = draw(sample, shades)
@@ -117,9 +120,9 @@ def announcement(addresses: Addresses, sample: Sample, *, python: str, shades: s
             "",
             f"This is a {sample.label} that the model was not trained on. Ask what it is:",
             "",
-            curl_line(http, sample),
+            curl_line(here["rest"], sample),
             "",
-            python_line(grpc, sample, python=python),
+            python_line(here["grpc"], sample, python=python),
             "",
             f"The first answers with all probabilities and digit {sample.label},"
             f" the second prints {sample.label}. Ctrl-C ends the server.",
@@ -137,7 +140,7 @@ def draw(sample: Sample, shades: str) -> tuple[str, ...]:
     )
 
 
-def curl_line(http: str, sample: Sample) -> str:
+def curl_line(url: str, sample: Sample) -> str:
     """A shell command that asks over REST."""
     tensor = {
         "name": "image",
@@ -146,7 +149,7 @@ def curl_line(http: str, sample: Sample) -> str:
         "data": [pixel for row in sample.image for pixel in row],
     }
     body = json.dumps({"inputs": [tensor]}, separators=(",", ":"))
-    return f"curl -s http://{http}/v2/models/{_MODEL}/infer -d {shlex.quote(body)}"
+    return f"curl -s {url}/v2/models/{_MODEL}/infer -d {shlex.quote(body)}"
 
 
 def python_line(grpc: str, sample: Sample, *, python: str) -> str:
@@ -159,10 +162,9 @@ def python_line(grpc: str, sample: Sample, *, python: str) -> str:
     return f"{shlex.quote(python)} -c {shlex.quote(program)}"
 
 
-def _reachable(host: str, port: int) -> str:
+def _reachable(host: str, port: int) -> tuple[str, int]:
     """An address that a client on this machine can use."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
 def _can_write(characters: str) -> bool:

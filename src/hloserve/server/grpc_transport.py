@@ -115,6 +115,12 @@ class GrpcServer:
         self._sweep_timer = loop.call_later(_SWEEP_PERIOD_S, self._sweep_again)
         return self.listener.address
 
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Let connections that are accepted from now on use another context."""
+        tls.set_alpn_protocols(["h2"])
+        if self.listener is not None:
+            await self.listener.renew(tls)
+
     def post(self, function: Callable[..., object], *args: object) -> None:
         """From any thread: run a function that answers calls on the loop thread, as a batch."""
         if self._loop is not None:

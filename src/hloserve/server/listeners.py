@@ -6,41 +6,63 @@ they answer (`server.grpc_service`, `server.rest_service`, `server.admin`). Loop
 
 import asyncio
 import json
+import logging
 import os
 import secrets
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hloserve.config.schema import WorkerConfig
+from hloserve.config.security_checks import require_safe_address
 from hloserve.core.clock import Clock
 from hloserve.core.errors import ConfigProblem
+from hloserve.core.logging import log_event
+from hloserve.server.access import scope_of_admin, scope_of_rest
 from hloserve.server.grpc_transport import GrpcServer, Handler
 from hloserve.server.rest_transport import Exchange, HttpServer, HttpTimeouts
+from hloserve.server.security import Security
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.http1_messages import HttpLimits
 
 __all__ = ["Addresses", "Listeners", "join_address", "write_ports_file"]
 
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+"""Between two looks at the files of tokens and certificates; a change takes two looks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a worker listens: host and port of each."""
+    """Where a worker listens: host and port of each, and whether it speaks TLS there."""
 
     http: tuple[str, int]
     grpc: tuple[str, int]
     admin: tuple[str, int]
+    has_tls: bool = False
 
     @property
     def ports(self) -> Mapping[str, int]:
         """The ports by name, as the ports file has them."""
         return {"http": self.http[1], "grpc": self.grpc[1], "admin": self.admin[1]}
 
+    @property
+    def urls(self) -> Mapping[str, str]:
+        """What clients write, by the name of the service."""
+        http, grpc = ("https://", "grpcs://") if self.has_tls else ("http://", "")
+        return {
+            "rest": http + join_address(*self.http),
+            "grpc": grpc + join_address(*self.grpc),
+            "admin": http + join_address(*self.admin),
+        }
+
     def describe(self) -> str:
         """Three lines for people."""
-        http, grpc, admin = (join_address(*each) for each in (self.http, self.grpc, self.admin))
-        return f"  REST   http://{http}\n  gRPC   {grpc}\n  admin  http://{admin}\n"
+        urls = self.urls
+        return f"  REST   {urls['rest']}\n  gRPC   {urls['grpc']}\n  admin  {urls['admin']}\n"
 
 
 def join_address(host: str, port: int) -> str:
@@ -77,8 +99,16 @@ class Listeners:
             body_timeout_s=config.http.body_timeout_s,
             idle_timeout_s=config.http.idle_timeout_s,
         )
-        self._rest = HttpServer(rest, limits, clock, timeouts)
-        self._admin = HttpServer(admin, HttpLimits(max_body_bytes=1 << 20), clock, timeouts)
+        security = self._security = Security(config)
+        self._following: asyncio.Task[None] | None = None
+        self._rest = HttpServer(rest, limits, clock, timeouts, security.http_guard(scope_of_rest))
+        self._admin = HttpServer(
+            admin,
+            HttpLimits(max_body_bytes=1 << 20),
+            clock,
+            timeouts,
+            security.http_guard(scope_of_admin),
+        )
         self._grpc = GrpcServer(
             grpc_methods,
             GrpcLimits(
@@ -86,31 +116,56 @@ class Listeners:
                 max_send_msg_bytes=config.grpc.max_send_msg_bytes,
             ),
             clock,
+            guard=security.grpc_guard,
         )
 
     async def start(self) -> Addresses:
         """Bind all three.
 
         Raises:
-            ConfigProblem: a port cannot be bound; those bound before are closed again.
+            ConfigProblem: a port cannot be bound, or must not be; tokens or certificates cannot be
+                read. Ports that were bound before are closed again.
         """
-        endpoints = self._config.endpoints
+        require_safe_address(self._config, self._sources)
+        tls = self._security.open()
         try:
-            return Addresses(
-                http=await self._bind(self._rest, "http_port", endpoints.http_port),
-                grpc=await self._bind(self._grpc, "grpc_port", endpoints.grpc_port),
-                admin=await self._bind(self._admin, "admin_port", endpoints.admin_port),
+            addresses = Addresses(
+                http=await self._bind(self._rest, "http_port", tls.rest if tls else None),
+                grpc=await self._bind(self._grpc, "grpc_port", tls.grpc if tls else None),
+                admin=await self._bind(self._admin, "admin_port", tls.admin if tls else None),
+                has_tls=tls is not None,
             )
         except ConfigProblem:
             self.close()
             raise
+        if self._security.is_on:
+            self._following = asyncio.create_task(self._follow_files())
+        return addresses
+
+    async def look_at_files(self) -> None:
+        """Take up tokens and certificates whose files have changed; done every second."""
+        renewal = await asyncio.to_thread(self._security.look)
+        self._security.apply(renewal)
+        tls = renewal.contexts
+        if tls is not None:
+            await self._rest.renew(tls.rest)
+            await self._grpc.renew(tls.grpc)
+            await self._admin.renew(tls.admin)
+
+    async def _follow_files(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self.look_at_files()
+            except Exception as error:  # noqa: BLE001  # the edge of a task: the next look may work
+                log_event(log, "files_not_followed", level=logging.ERROR, error=error)
 
     async def _bind(
-        self, server: HttpServer | GrpcServer, setting: str, port: int
+        self, server: HttpServer | GrpcServer, setting: str, tls: ssl.SSLContext | None
     ) -> tuple[str, int]:
-        host = self._config.endpoints.host
+        host, port = self._config.endpoints.host, getattr(self._config.endpoints, setting)
         try:
-            return await server.start(host, port)
+            return await server.start(host, port, tls)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigProblem(
@@ -140,6 +195,8 @@ class Listeners:
 
     def close(self) -> None:
         """Close everything at once. Idempotent."""
+        if self._following is not None:
+            self._following.cancel()
         self._rest.close()
         self._grpc.close()
         self._admin.close()

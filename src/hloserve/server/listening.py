@@ -69,6 +69,8 @@ class Listener:
 
     async def renew(self, tls: ssl.SSLContext) -> None:
         """Let new connections use another context; those that exist are left alone."""
+        if self.is_closed:
+            return
         old, new = self._servers, []
         for server in old:
             for listening in server.sockets:
@@ -84,14 +86,17 @@ class Listener:
         self._servers = new
         for server in old:
             server.close()
-        if self.is_closed:  # while we waited
-            self.close()
+        self._close_if_told()
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
         self.is_closed = True
-        for server in self._servers:
-            server.close()
+        self._close_if_told()
+
+    def _close_if_told(self) -> None:
+        if self.is_closed:  # perhaps while a new context was taken up
+            for server in self._servers:
+                server.close()
 
 
 def _of_tls(tls: ssl.SSLContext | None, handshake_timeout_s: float) -> dict[str, Any]:

@@ -103,6 +103,12 @@ class HttpServer:
         self._tick()
         return self.listener.address
 
+    async def renew(self, ssl: tls.SSLContext) -> None:
+        """Let connections that are accepted from now on use another context."""
+        ssl.set_alpn_protocols(["http/1.1"])
+        if self.listener is not None:
+            await self.listener.renew(ssl)
+
     def new_connection(self) -> asyncio.BufferedProtocol:
         """The protocol object of one more connection; listeners call it."""
         return _Connection(self)

@@ -76,5 +76,5 @@ def test_files_that_do_not_exist_are_all_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["key", "client_ca"])
 def test_a_file_of_no_use_is_told(name: str) -> None:
     """Who gives a key or an authority wants TLS, and must give a certificate."""
-    with pytest.raises(ConfigProblem, match="of no use without tls.certificate"):
+    with pytest.raises(ConfigProblem, match=r"of no use without tls\.certificate"):
         load(None, {}, {f"tls.{name}": "/dev/null"})

@@ -34,7 +34,7 @@ def test_package_brings_one_sample_per_digit() -> None:
 
 def test_curl_line_carries_the_whole_request() -> None:
     """Its body is one JSON argument, which needs no file."""
-    *command, body = shlex.split(curl_line("localhost:11", _SAMPLE))
+    *command, body = shlex.split(curl_line("http://localhost:11", _SAMPLE))
 
     assert command == ["curl", "-s", "http://localhost:11/v2/models/digits/infer", "-d"]
     (tensor,) = json.loads(body)["inputs"]
