@@ -45,7 +45,7 @@ from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_service import GrpcInferenceService
 from hloserve.server.inference import InferenceService
-from hloserve.server.listeners import Addresses, Listeners, join_address, write_ports_file
+from hloserve.server.listeners import Addresses, Listeners, write_ports_file
 from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
@@ -273,9 +273,9 @@ class Worker:
             log,
             "listening",
             version=__version__,
-            rest=f"http://{join_address(*addresses.http)}",
-            grpc=join_address(*addresses.grpc),
-            admin=f"http://{join_address(*addresses.admin)}",
+            rest=addresses.urls["rest"],
+            grpc=addresses.urls["grpc"],
+            admin=addresses.urls["admin"],
         )
         return addresses
 
