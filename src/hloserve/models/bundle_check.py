@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hloserve.bundle.active_weights import open_bundle_weights
 from hloserve.bundle.findings import Finding, errors_at, warnings_at
+from hloserve.bundle.labels import load_labels
 from hloserve.bundle.layout import ProgramFile, find_programs, weights_path
 from hloserve.bundle.manifest import HOOK_FILE, MANIFEST_FILE, Manifest, load_manifest
 from hloserve.bundle.structure import (
@@ -139,6 +140,7 @@ def _check_parts(
     report.checked += ["manifest", "files"]
     report.findings += warnings_at(MANIFEST_FILE, manifest.warnings)
     report.findings += check_provenance(report.path, manifest)
+    report.findings += _check_labels(report, manifest)
     files = _find_files(report, manifest)
     report.findings += check_files(report.path, manifest, files)
     weights = _open_weights(report, manifest)
@@ -158,6 +160,14 @@ def _find_files(report: BundleReport, manifest: Manifest) -> Sequence[ProgramFil
     except ProgramProblem as problem:
         report.findings += errors_at(".", problem.findings)
         return ()
+
+
+def _check_labels(report: BundleReport, manifest: Manifest) -> list[Finding]:
+    try:
+        load_labels(report.path, manifest)
+    except BundleProblem as problem:
+        return errors_at(MANIFEST_FILE, problem.findings)
+    return []
 
 
 def _open_weights(report: BundleReport, manifest: Manifest) -> WeightsFile | None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hloserve.core.dtypes import by_numpy
+from hloserve.core.dtypes import BYTES, by_numpy
 from hloserve.core.errors import HookFailed, InvalidInput
+from hloserve.core.strings import is_text, strings_from
 from hloserve.core.tensors import Array, NamedTensor, Tensors, TensorSpec
 from hloserve.hooks.registration import Hook
 from hloserve.hooks.tensor_list import TensorList
@@ -118,7 +119,9 @@ def _as_array(model: str, role: str, name: str, value: object) -> Array:
 
 def _checked(model: str, role: str, spec: TensorSpec, array: Array) -> Array:
     want = spec.dtype.numpy
-    if array.dtype.newbyteorder("=") != want:
+    if spec.dtype is BYTES:
+        array = _checked_strings(model, role, spec, array)
+    elif array.dtype.newbyteorder("=") != want:
         raise _mismatch(
             model, role, spec, "dtype", want, array.dtype, f"; use .astype({_numpy_name(want)})"
         )
@@ -131,6 +134,16 @@ def _checked(model: str, role: str, spec: TensorSpec, array: Array) -> Array:
             what = f"extent of axis {number} ({axis.letter})"
             raise _mismatch(model, role, spec, what, axis.extent, f"{extent}, shape {array.shape}")
     return np.asarray(array, dtype=want, order="C")
+
+
+def _checked_strings(model: str, role: str, spec: TensorSpec, array: Array) -> Array:
+    if not is_text(array):
+        hint = "; make an object array of bytes, or an array of text"
+        raise _mismatch(model, role, spec, "dtype", "bytes or text", array.dtype, hint)
+    try:
+        return strings_from(array)
+    except ValueError as error:
+        raise HookFailed(model, role, f"tensor {spec.name!r}: {error}") from error
 
 
 def check_rows(model: str, role: str, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:

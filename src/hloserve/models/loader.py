@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hloserve.bundle.active_weights import open_bundle_weights
+from hloserve.bundle.labels import Labels, load_labels
 from hloserve.bundle.manifest import Manifest, load_manifest
 from hloserve.bundle.weights import WeightsFile
 from hloserve.core.errors import (
@@ -113,7 +114,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         load_meta_hook(bundle, manifest.name)
         raise NotImplementedYet("serving meta models (kind: meta)")
     with ExitStack() as held:
-        weights, planned, hooks = _read_parts(bundle, manifest, backend, options, held)
+        weights, planned, hooks, labels = _read_parts(bundle, manifest, backend, options, held)
         outputs, warnings = all_outputs(manifest, planned)
         warnings = [*manifest.warnings, *weights.warnings, *warnings]
         for warning in warnings:
@@ -135,7 +136,8 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         weights.close()
         held.pop_all()  # the model owns them now
     model = _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
-    return replace(model, restored_programs=sum(made.is_restored for made in compiled.values()))
+    restored = sum(made.is_restored for made in compiled.values())
+    return replace(model, restored_programs=restored, labels=labels)
 
 
 def _arena_for(weights: WeightsFile) -> HostArena:
@@ -180,7 +182,7 @@ def _read_parts(
     backend: Backend,
     options: LoadOptions,
     held: ExitStack,
-) -> tuple[WeightsFile, list[PlannedProgram], Hooks | None]:
+) -> tuple[WeightsFile, list[PlannedProgram], Hooks | None, Labels]:
     """Open weights, programs and hooks, and raise once with all that is wrong with them."""
     problems: list[BundleProblem] = []
     weights = _attempt(lambda: open_bundle_weights(bundle, manifest), problems)
@@ -197,12 +199,13 @@ def _read_parts(
     hooks = _attempt(lambda: load_hooks(bundle, manifest.name), problems)
     if hooks is not None:
         held.callback(hooks.close)
+    labels = _attempt(lambda: load_labels(bundle, manifest), problems) or {}
     missing = missing_hooks(manifest, hooks)
     if missing and not any(isinstance(problem, HookProblem) for problem in problems):
         problems.append(HookProblem(bundle, missing))
     if problems or weights is None:
         raise _merged(bundle, problems)
-    return weights, planned, hooks
+    return weights, planned, hooks, labels
 
 
 def _attempt(step: Callable[[], T], problems: list[BundleProblem]) -> T | None:

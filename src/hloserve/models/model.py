@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hloserve.bundle.labels import Labels
 from hloserve.bundle.manifest import Manifest
 from hloserve.core.requests import ModelMetadata, TensorMetadata
 from hloserve.core.tensors import Array, Tensors, TensorSpec
@@ -72,6 +73,7 @@ class Model:
         metadata: V2 metadata, made once.
         arena: host memory of the weights; on CPU the device's buffers lie in it.
         warnings: what was ignored at load, one sentence each.
+        labels: names of classes, by output.
         restored_programs: how many came from the executable cache.
         uses: the requests that are being served with it.
         input_names: of the executable inputs, in program order.
@@ -90,6 +92,7 @@ class Model:
     metadata: ModelMetadata
     arena: HostArena = field(repr=False)
     warnings: tuple[str, ...] = ()
+    labels: Labels = field(default_factory=dict, repr=False)
     restored_programs: int = 0
     uses: Uses = field(default_factory=Uses, repr=False)
     input_names: tuple[str, ...] = field(init=False)

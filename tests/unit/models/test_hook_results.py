@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hloserve.core.dtypes import F32, I64, by_token
+from hloserve.core.dtypes import BYTES, F32, I64, by_token
 from hloserve.core.errors import HookFailed, InvalidInput
 from hloserve.core.tensors import Axis, AxisKind, NamedTensor, TensorSpec
 from hloserve.hooks.tensor_list import TensorList
@@ -172,3 +172,42 @@ def test_author_reads_his_own_line(tmp_path: Path) -> None:
     exec(compile(code, str(path), "exec"), space)
     with pytest.raises(HookFailed, match=r"failed: model\.py:4: JSONDecodeError: Expecting"):
         _call(space["hook"], tmp_path)
+
+
+TEXT = TensorSpec("text", BYTES, (N,))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["Bär", "x"]),
+        np.array(["Bär", "x"], object),
+        np.array(["Bär".encode(), b"x"]),
+        np.array(["Bär".encode(), b"x"], object),
+    ],
+)
+def test_strings_are_taken_in_every_form_and_become_bytes(array: Any) -> None:
+    """A hook may return text or bytes; the wire gets bytes."""
+    (text,) = _check({"text": array}, [TEXT])
+
+    assert ["Bär".encode(), b"x"] == text.tolist()
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([1, 2]), "dtype is int64, expected bytes or text"),
+        (np.array([b"a", 2], object), "element 1 is a int"),
+        (np.array([[b"a"]], object), "rank"),
+    ],
+)
+def test_what_is_no_string_is_the_hooks_fault(array: Any, expected: str) -> None:
+    """The message names the tensor and what came."""
+    with pytest.raises(HookFailed, match=f"'text'.*{expected}"):
+        _check({"text": array}, [TEXT])
+
+
+def test_objects_are_no_numbers() -> None:
+    """A tensor of numbers does not take objects."""
+    with pytest.raises(HookFailed, match=r"'size'.*object"):
+        _check({"size": np.array([1], object)}, [SIZE])
