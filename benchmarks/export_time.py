@@ -4,9 +4,9 @@ Usage, in the repository's root, on a quiet machine::
 
     python -m benchmarks.export_time [--sizes ROWS...] [--image-size PIXELS]
 
-Prints JSON: seconds per phase, the seconds of a trace per size, and the ratios. `ratio` is the whole
-export over one trace per size: what an exporter would need that only traces. The proof compiles and
-runs programs, which no trace does, so `ratio_without_proof` is told apart.
+Prints JSON: seconds per phase, the seconds of a trace per size, and the ratios. `ratio` is the
+whole export over one trace per size: what an exporter would need that only traces. The proof
+compiles and runs programs, which no trace does, so `ratio_without_proof` is told apart.
 """
 
 import argparse

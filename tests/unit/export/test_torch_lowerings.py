@@ -36,20 +36,19 @@ def _check(overload: Any, *args: Any, results: int | None = None, **kwargs: Any)
     lowering = load_op_table().find(overload)
     assert lowering is not None
     wanted = overload(*args, **kwargs)
+    tensors = [array_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
+
+    def lower(*arrays: Any) -> Any:
+        feed = iter(arrays)
+        given = [next(feed) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return lowering(*given, **kwargs)
+
     with jax.enable_x64(True):
-        got = lowering(*(_to_jax(arg) for arg in args), **kwargs)
+        got = jax.jit(lower)(*tensors)
     if isinstance(wanted, torch.Tensor):
         wanted, got = [wanted], [got]
     for expected, found in list(zip(wanted, got, strict=True))[:results]:
         np.testing.assert_allclose(array_of(expected), np.asarray(found), rtol=2e-5, atol=2e-5)
-
-
-def _to_jax(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return jax.numpy.asarray(array_of(argument))
-    if isinstance(argument, list) and argument and isinstance(argument[0], torch.Tensor):
-        return [_to_jax(item) for item in argument]
-    return argument
 
 
 @pytest.mark.parametrize("name", sorted(LOWERINGS))

@@ -1,7 +1,5 @@
 """PyTorch modules: what becomes an input, a weight and an output, each beside torch eager."""
 
-import dataclasses
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -105,32 +103,13 @@ def test_tensor_literal_does_not_shift_the_buffers() -> None:
     assert "first.num_batches_tracked" in _names(traced)
 
 
-Pair = namedtuple("Pair", "left right")  # what authors write
+def test_outputs_are_named_by_their_place() -> None:
+    """Keys name outputs, what has none is numbered, and None vanishes."""
+    module = Calling(lambda x: {"z": x, "a": {"h": x + 1}, "none": None, "pair": (x, x * 2)})
 
+    traced = check_against_torch(module, torch.randn(2, 3))
 
-@dataclasses.dataclass
-class _Result:
-    logits: Any
-    extra: Any
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda x: x + 1, ("output",)),
-        (lambda x: (x, x + 1), ("output_0", "output_1")),
-        (lambda x: {"z": x, "a": x + 1, "none": None}, ("z", "a")),
-        (lambda x: {"deep": {"h": x}, "pair": (x, x * 2)}, ("deep.h", "pair.0", "pair.1")),
-        (lambda x: Pair(x, x + 1), ("left", "right")),
-        (lambda x: _Result(x, None), ("logits",)),
-    ],
-    ids=["tensor", "tuple", "dict", "nested", "namedtuple", "dataclass"],
-)
-def test_outputs_are_named_by_their_place(make: Any, expected: tuple[str, ...]) -> None:
-    """Keys and fields name outputs; what has none is numbered, and None vanishes."""
-    traced = check_against_torch(Calling(make), torch.randn(2, 3))
-
-    assert expected == traced.output_names
+    assert ("z", "a.h", "pair.0", "pair.1") == traced.output_names
 
 
 def test_arguments_of_all_kinds() -> None:
