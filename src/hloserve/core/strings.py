@@ -70,6 +70,6 @@ def _as_bytes(index: int, value: Any) -> bytes:
             return value.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"element {index} cannot be encoded as UTF-8: {error}") from None
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, bytes):
         return bytes(value)
     raise ValueError(f"element {index} is a {type(value).__name__}, not bytes or str")
