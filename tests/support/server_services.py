@@ -21,6 +21,7 @@ from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import RequestMetrics
 from hloserve.server.repository import Repository, RepositorySettings
 from hloserve.server.repository_control import RepositoryControl
+from hloserve.server.shared_memory import SharedMemory
 
 
 class Services:
@@ -53,11 +54,15 @@ class Services:
         self.control = RepositoryControl(
             self.repository, [directory], self.config, self._look_threads
         )
+        self.shared_memory = SharedMemory(
+            self.config.shared_memory, self.engine.clock, self.engine.loop.post
+        )
         self.inference = InferenceService(
             registry=self.registry,
             scheduler=self.engine.scheduler,
             hook_threads=self.hook_threads,
             metrics=self.metrics,
+            shared_memory=self.shared_memory,
             clock=self.engine.clock,
             max_in_flight=0,
         )

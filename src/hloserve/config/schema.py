@@ -22,6 +22,7 @@ __all__ = [
     "Reading",
     "RuntimeConfig",
     "SchedulerConfig",
+    "SharedMemoryConfig",
     "TlsConfig",
     "WorkerConfig",
 ]
@@ -223,6 +224,19 @@ class HttpConfig(_Section, frozen=True, kw_only=True):
     """How long a connection without a request is kept open."""
 
 
+class SharedMemoryConfig(_Section, frozen=True, kw_only=True):
+    """System shared memory: tensors that clients on the same machine leave in memory of theirs."""
+
+    enabled: bool = False
+    """Let clients register objects of `/dev/shm`, and place inputs and outputs in them. A client
+    can name any object that this process may open, whoever made it, and read and write it by way of
+    a model: enable it where all clients trust each other."""
+
+    max_copied_bytes: PositiveBytes = 2 * 2**30
+    """Most bytes of inputs that requests in flight have copied from shared memory; one more request
+    is answered RESOURCE_EXHAUSTED (429). A small message can ask for a large copy."""
+
+
 class HooksConfig(_Section, frozen=True, kw_only=True):
     """The threads that run `preprocess` and `postprocess` of `model.py`."""
 
@@ -281,5 +295,6 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     access: AccessConfig = AccessConfig()
     grpc: GrpcConfig = GrpcConfig()
     http: HttpConfig = HttpConfig()
+    shared_memory: SharedMemoryConfig = SharedMemoryConfig()
     hooks: HooksConfig = HooksConfig()
     logging: LoggingConfig = LoggingConfig()

@@ -17,6 +17,8 @@
     ├─ ModelNotFound         NOT_FOUND            (model)
     ├─ NotImplementedYet     UNIMPLEMENTED        (what)
     ├─ NotPossibleNow        FAILED_PRECONDITION  the caller must do something else first
+    │   ├─ RegionNotRegistered (region)           register it, and send the request again
+    │   └─ RegionCutShort    (region)             its object was made shorter
     ├─ Overloaded            RESOURCE_EXHAUSTED, retryable
     │   ├─ QueueFull         (model, depth)
     │   ├─ TooManyInFlight   (limit)
@@ -87,6 +89,8 @@ __all__ = [
     "ProgramProblem",
     "ProofFailed",
     "QueueFull",
+    "RegionCutShort",
+    "RegionNotRegistered",
     "ShuttingDown",
     "TensorMismatch",
     "TooManyInFlight",
@@ -225,6 +229,27 @@ class NotPossibleNow(HloserveError):
     """The caller must do something else first; the message says what."""
 
     code = Code.FAILED_PRECONDITION
+
+
+class RegionNotRegistered(NotPossibleNow):
+    """A tensor in shared memory that the server was not told of, or no longer is."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        super().__init__(
+            f"unregistered shared memory region {region!r}; register it, and send the request again"
+        )
+
+
+class RegionCutShort(NotPossibleNow):
+    """A registered region of shared memory whose object was made shorter afterwards."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        super().__init__(
+            f"shared memory region {region!r} has lost its memory: its object was made shorter"
+            " after it was registered; register it again"
+        )
 
 
 class Overloaded(HloserveError):

@@ -6,11 +6,14 @@ the handling (`server.inference`). Plain data; whoever holds one owns it.
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from hloserve.core.dtypes import DType
 from hloserve.core.tensors import Tensors
 
 __all__ = [
+    "DEFAULT_PRIORITY",
+    "LOWEST_PRIORITY",
     "NEVER_NS",
     "InferRequest",
     "InferResponse",
@@ -18,14 +21,51 @@ __all__ = [
     "ModelMetadata",
     "ModelState",
     "Parameter",
+    "Placement",
+    "RegionStatus",
     "ServerMetadata",
+    "SharedTensor",
+    "SharedTensors",
     "TensorMetadata",
 ]
 
 NEVER_NS = 2**63 - 1
 """The deadline of a request that has none."""
 
+DEFAULT_PRIORITY = 10
+"""Of a request that names none, or 0."""
+
+LOWEST_PRIORITY = 100
+"""The highest is 1."""
+
 Parameter: TypeAlias = bool | int | float | str
+
+
+class Placement(NamedTuple):
+    """Which part of a registered region of shared memory holds a tensor's bytes.
+
+    Source: system shared memory extension of V2.
+    """
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+class SharedTensor(NamedTuple):
+    """A tensor that a message announces, and whose bytes lie elsewhere."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    placement: Placement
+
+
+@dataclass(slots=True)
+class SharedTensors:
+    """What of a request lies, or shall lie, in shared memory: inputs, and places for outputs."""
+
+    inputs: dict[str, SharedTensor] = field(default_factory=dict)
+    outputs: dict[str, Placement] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -40,6 +80,10 @@ class InferRequest:
         outputs: names of the outputs to return, in that order; empty means all.
         deadline_ns: monotonic instant of this process, `NEVER_NS` when there is none.
         parameters: request parameters that no codec consumed.
+        priority: within the model's queue; smaller ones go first.
+        classes: how many of the highest classes to return instead of an output, by output; None
+            when no output is to be classified.
+        shared: tensors in shared memory; its inputs are not in `inputs`. None when there are none.
 
     Source: V2 protocol, "Inference Request".
     """
@@ -51,6 +95,9 @@ class InferRequest:
     outputs: tuple[str, ...] = ()
     deadline_ns: int = NEVER_NS
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    priority: int = DEFAULT_PRIORITY
+    classes: dict[str, int] | None = None
+    shared: SharedTensors | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +106,8 @@ class InferResponse:
 
     Attributes:
         outputs: in the order to send. Arrays may be views of device memory: encode them at once.
+        shared: outputs whose bytes are in shared memory. A server's `outputs` has them as well, for
+            their order; what a client decodes has not. None when there are none.
 
     Source: V2 protocol, "Inference Response".
     """
@@ -67,6 +116,7 @@ class InferResponse:
     outputs: Tensors
     id: str = ""
     version: str = ""
+    shared: dict[str, SharedTensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +176,28 @@ class ModelIndexEntry:
     version: str
     state: ModelState
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """One registered region of shared memory.
+
+    Attributes:
+        key: name of the object that it is a part of.
+        offset: where the region begins in the object, in bytes.
+        byte_size: its length.
+        owner_uid: the user that the object belongs to. Like the next two it is not of the
+            protocol, whose readers skip it.
+        requests: how many requests use it now.
+        age_s: seconds since it was registered.
+
+    Source: system shared memory extension, "Status".
+    """
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    owner_uid: int = 0
+    requests: int = 0
+    age_s: float = 0.0

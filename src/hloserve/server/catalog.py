@@ -19,14 +19,19 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "parameters",
 )
-"""Extensions of the V2 protocol that this server has, by their published names."""
+"""Extensions of the V2 protocol that every server has, by their published names."""
 
 
 class Catalog:
-    """Answers the questions of the V2 protocol that run no model."""
+    """Answers the questions of the V2 protocol that run no model.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        more_extensions: those of the V2 protocol that depend on settings.
+    """
+
+    def __init__(self, registry: Registry, more_extensions: tuple[str, ...] = ()) -> None:
         self._registry = registry
+        self._extensions = tuple(sorted((*EXTENSIONS, *more_extensions)))
         self.is_draining = False
 
     @property
@@ -36,7 +41,7 @@ class Catalog:
 
     def server_metadata(self) -> ServerMetadata:
         """Name, version and extensions."""
-        return ServerMetadata("hloserve", __version__, EXTENSIONS)
+        return ServerMetadata("hloserve", __version__, self._extensions)
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """Describe a model.

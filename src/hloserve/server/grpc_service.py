@@ -18,6 +18,7 @@ from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_transport import Handler, Rpc
 from hloserve.server.inference import InferenceService
 from hloserve.server.repository_control import RepositoryControl
+from hloserve.server.shared_memory_grpc import shared_memory_methods
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.grpc_framing import Message
@@ -55,6 +56,7 @@ class GrpcInferenceService:
         table: dict[str, Handler] = {
             _SERVICE + name: partial(_answer, method) for name, method in answers.items()
         }
+        table.update(shared_memory_methods(self._inference.shared_memory))
         table[_SERVICE + "ModelInfer"] = self.model_infer
         table[_SERVICE + "RepositoryModelLoad"] = self._load
         table[_SERVICE + "RepositoryModelUnload"] = self._unload

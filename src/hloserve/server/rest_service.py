@@ -20,6 +20,7 @@ from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
 from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_exchange import Exchange
+from hloserve.server.shared_memory_rest import SharedMemoryEndpoints
 from hloserve.wire import v2_json as codec
 
 __all__ = ["RestInferenceService"]
@@ -48,6 +49,7 @@ class RestInferenceService:
         self._inference = inference
         self._catalog = catalog
         self._control = control
+        self._shared_memory = SharedMemoryEndpoints(inference.shared_memory)
         self._clock = clock
         self._pages = pages
         self._fixed: Mapping[tuple[str, ...], _Methods] = {
@@ -81,6 +83,8 @@ class RestInferenceService:
             methods = self._of_model.get(rest)
         elif segments[:2] == ("v2", "repository"):
             model, methods = self._route_repository(segments[2:])
+        elif segments[:1] == ("v2",) and segments not in self._fixed:
+            model, methods = self._shared_memory.find(segments[1:])
         else:
             methods = self._fixed.get(segments)
         if methods is None:

@@ -53,6 +53,7 @@ from hloserve.server.progress import build_progress
 from hloserve.server.repository import Repository, RepositorySettings
 from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_service import RestInferenceService
+from hloserve.server.shared_memory import SharedMemory
 from hloserve.server.startup import BackendFactory, Startup, open_backend, repository_roots
 from hloserve.server.watcher import Watcher
 from hloserve.server.worker_figures import WorkerFigures
@@ -175,18 +176,22 @@ class Worker:
         self._hook_threads = TaskThreads(
             resolve_hook_threads(self.config.hooks, cpus=cpus).value, post
         )
+        self.shared_memory = SharedMemory(
+            self.config.shared_memory, self._clock, self._loop.call_soon
+        )
         self._inference = InferenceService(
             registry=self.registry,
             scheduler=self._scheduler,
             hook_threads=self._hook_threads,
             metrics=self.request_metrics,
+            shared_memory=self.shared_memory,
             clock=self._clock,
             max_in_flight=self.config.endpoints.max_concurrent_requests,
         )
         self.model_events = ModelEvents(self.request_metrics, self._startup_done)
         self.repository = self._build_repository(cpus)
         self._look_threads = TaskThreads(1, post, name="look")
-        self._catalog = Catalog(self.registry)
+        self._catalog = Catalog(self.registry, self.shared_memory.extensions)
         self._listeners = self._build_listeners(loaded, pages)
         self._dispatcher: Dispatcher | None = None
         self._startup: Startup | None = None
@@ -383,6 +388,7 @@ class Worker:
         self._hook_threads.close()
         self._look_threads.close()
         self._listeners.close()
+        self.shared_memory.close()
         log_event(log, "stopped", status=self._status)
         return self._status
 

@@ -18,13 +18,22 @@ from google.protobuf.message import DecodeError
 
 from hloserve.core.dtypes import DType, by_numpy, by_token
 from hloserve.core.errors import BadRequest, MalformedBody, TensorMismatch
+from hloserve.core.requests import Parameter, Placement, SharedTensor
 from hloserve.core.tensors import Array
 from hloserve.wire.protobuf_fields import length_delimited, varint
 from hloserve.wire.protos import inference_pb2
 from hloserve.wire.tensor_bytes import check_shape, format_shape, known_dtype
-from hloserve.wire.v2_parameters import refuse_shared_memory
+from hloserve.wire.v2_shared_memory import parameters_of, placement_of
 
-__all__ = ["Announced", "announce", "array_from_contents", "read_tensor"]
+__all__ = [
+    "Announced",
+    "announce",
+    "announce_shared",
+    "array_from_contents",
+    "parameter_value",
+    "read_tensor",
+    "set_parameter",
+]
 
 Contents: TypeAlias = inference_pb2.InferTensorContents
 
@@ -50,6 +59,7 @@ class Announced(NamedTuple):
         elements: product of `shape`.
         nbytes: what its raw bytes must count.
         contents: typed elements; None when the record has none.
+        placement: where in shared memory its bytes are; None when they come in the message.
     """
 
     name: str
@@ -58,6 +68,7 @@ class Announced(NamedTuple):
     elements: int
     nbytes: int
     contents: Contents | None
+    placement: Placement | None
 
 
 def read_tensor(record: bytes, role: str) -> Announced:
@@ -68,8 +79,8 @@ def read_tensor(record: bytes, role: str) -> Announced:
         role: ``input`` or ``output``, for the messages.
 
     Raises:
-        BadRequest: see `check_shape`; or the datatype is unknown, or the record is malformed.
-        NotPossibleNow: the tensor is in shared memory.
+        BadRequest: see `check_shape`; or the datatype is unknown, its place in shared memory is
+            none, or the record is malformed.
     """
     if len(record) > _CACHED_BYTES:
         return _parse_tensor(record, role)
@@ -82,13 +93,15 @@ def _parse_tensor(record: bytes, role: str) -> Announced:
     except DecodeError as error:
         raise MalformedBody(f"an {role} is not a valid protobuf message: {error}") from error
     name = tensor.name
+    placement = None
     if tensor.parameters:
-        refuse_shared_memory(f"{role} {name!r}", tensor.parameters)
+        parameters = {key: parameter_value(choice) for key, choice in tensor.parameters.items()}
+        placement = placement_of(f"{role} {name!r}", parameters)
     dtype = known_dtype(name, tensor.datatype, role)
     elements = check_shape(name, dtype, tensor.shape, role)
     contents = tensor.contents if tensor.HasField("contents") else None
     size = elements * dtype.itemsize
-    return Announced(name, dtype, tuple(tensor.shape), elements, size, contents)
+    return Announced(name, dtype, tuple(tensor.shape), elements, size, contents, placement)
 
 
 _parse_cached = lru_cache(_CACHE_ENTRIES)(_parse_tensor)
@@ -101,7 +114,7 @@ def array_from_contents(tensor: Announced, role: str) -> Array:
         BadRequest: its datatype has no typed field, or an element is out of the datatype's range.
         TensorMismatch: the field that belongs to the datatype does not hold one element per place.
     """
-    name, dtype, shape, elements, _, contents = tensor
+    name, dtype, shape, elements, _, contents, _ = tensor
     field = dtype.contents_field
     if field is None:
         raise BadRequest(
@@ -156,3 +169,35 @@ def announce(
     size = math.prod(shape) * dtype.itemsize
     raw_head = varint(raw_number << 3 | 2) + varint(size)
     return length_delimited(_TENSORS, tensor.SerializeToString()), raw_head, size
+
+
+def announce_shared(name: str, tensor: SharedTensor) -> bytes:
+    """Encode a tensor whose bytes are in shared memory: its record, field 5 in both directions."""
+    dtype, shape, placement = tensor
+    record = inference_pb2.ModelInferRequest.InferInputTensor(
+        name=name, datatype=dtype.kserve or "", shape=shape
+    )
+    for key, value in parameters_of(placement).items():
+        set_parameter(record.parameters[key], value)
+    return length_delimited(_TENSORS, record.SerializeToString())
+
+
+def parameter_value(parameter: inference_pb2.InferParameter) -> Parameter:
+    """The value of a parameter, whichever type it came as; without one, the empty string."""
+    choice = parameter.WhichOneof("parameter_choice")
+    value: Parameter = getattr(parameter, choice) if choice else ""
+    return value
+
+
+def set_parameter(slot: inference_pb2.InferParameter, value: Parameter) -> None:
+    """Write a parameter's value as the type that fits it; an integer fits 64 bits."""
+    if isinstance(value, bool):
+        slot.bool_param = value
+    elif isinstance(value, str):
+        slot.string_param = value
+    elif isinstance(value, float):
+        slot.double_param = value
+    elif value < 2**63:
+        slot.int64_param = value
+    else:
+        slot.uint64_param = value

@@ -25,7 +25,13 @@ import msgspec
 
 from hloserve.core.dtypes import DTYPES, by_numpy
 from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody
-from hloserve.core.requests import InferRequest, InferResponse, Parameter
+from hloserve.core.requests import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    SharedTensor,
+    SharedTensors,
+)
 from hloserve.core.tensors import Array, Tensors
 from hloserve.wire.tensor_bytes import (
     ByteString,
@@ -51,11 +57,8 @@ from hloserve.wire.v2_json_calls import (
 )
 from hloserve.wire.v2_json_numbers import array_from_json
 from hloserve.wire.v2_json_writing import NonFinite, encode_message, json_from_array
-from hloserve.wire.v2_parameters import (
-    refuse_output_parameters,
-    refuse_shared_memory,
-    take_deadline,
-)
+from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
+from hloserve.wire.v2_shared_memory import parameters_of, placement_of, shared_tensor
 
 __all__ = [
     "LENGTH_HEADER",
@@ -149,7 +152,6 @@ def decode_infer_request(
 
     Raises:
         BadRequest: the request can never succeed; the message names the tensor.
-        NotPossibleNow: a tensor is in shared memory, which this server does not use.
         NotImplementedYet: an output shall be classified.
     """
     json_bytes = len(body) if header_length is None else parse_length(header_length, len(body))
@@ -160,14 +162,15 @@ def decode_infer_request(
     message = _parse(text)
     request = InferRequest(model, {}, message.id or "", version, deadline_ns=deadline_ns)
     forms = OutputForms()
+    shared = SharedTensors()
     position = json_bytes
     for tensor in message.inputs:
-        if tensor.name in request.inputs:
+        if tensor.name in request.inputs or tensor.name in shared.inputs:
             raise DuplicateTensor(f"input {tensor.name!r}")
-        if tensor.parameters:
-            position += _read_with_parameters(tensor, request.inputs, body, position, header_length)
-        else:
+        if not tensor.parameters:
             _read_json(tensor, request.inputs)
+        elif not _read_shared(tensor, shared):
+            position += _read_with_parameters(tensor, request.inputs, body, position, header_length)
     if position != len(body):
         raise MalformedBody(
             f"{len(body) - position} bytes are left after the last binary tensor; the"
@@ -180,7 +183,9 @@ def decode_infer_request(
         request.deadline_ns = take_deadline(parameters, now_ns, deadline_ns)
         request.parameters = parameters
     if message.outputs:
-        request.outputs = _read_outputs(message.outputs, forms.is_binary)
+        request.outputs = _read_outputs(message.outputs, forms.is_binary, shared)
+    if shared.inputs or shared.outputs:
+        request.shared = shared
     return request, forms
 
 
@@ -247,13 +252,27 @@ def _read_json(tensor: _Input, arrays: Tensors) -> None:
     arrays[name] = array_from_json(name, dtype, tensor.shape, elements, tensor.data, is_numbers)
 
 
+def _read_shared(tensor: _Input, shared: SharedTensors) -> bool:
+    """Read an input whose parameters place it in shared memory; False when they do not."""
+    name, role = tensor.name, f"input {tensor.name!r}"
+    parameters = tensor.parameters or {}
+    placement = placement_of(role, parameters)
+    if placement is None:
+        return False
+    if tensor.data is not msgspec.UNSET or "binary_data_size" in parameters:
+        raise BadRequest(f"{role} has data and is in shared memory; send one of them")
+    dtype = known_dtype(name, tensor.datatype)
+    nbytes = check_shape(name, dtype, tensor.shape) * dtype.itemsize
+    shared.inputs[name] = shared_tensor(role, dtype, tuple(tensor.shape), nbytes, placement)
+    return True
+
+
 def _read_with_parameters(
     tensor: _Input, arrays: Tensors, body: ByteString, position: int, header_length: str | None
 ) -> int:
     """Read an input that has parameters; returns how many bytes of the binary part it took."""
     name = tensor.name
     parameters = tensor.parameters or {}
-    refuse_shared_memory(f"input {name!r}", parameters)
     if "binary_data_size" not in parameters:
         _read_json(tensor, arrays)
         return 0
@@ -276,7 +295,9 @@ def _take_flag(parameters: dict[str, Parameter], key: str, where: str) -> bool |
     return flag
 
 
-def _read_outputs(outputs: Sequence[_Output], is_binary: dict[str, bool]) -> tuple[str, ...]:
+def _read_outputs(
+    outputs: Sequence[_Output], is_binary: dict[str, bool], shared: SharedTensors
+) -> tuple[str, ...]:
     names: list[str] = []
     for output in outputs:
         if output.name in names:
@@ -285,6 +306,9 @@ def _read_outputs(outputs: Sequence[_Output], is_binary: dict[str, bool]) -> tup
         if output.parameters:
             where = f"output {output.name!r}"
             refuse_output_parameters(where, output.parameters)
+            placement = placement_of(where, output.parameters)
+            if placement is not None:
+                shared.outputs[output.name] = placement
             flag = _take_flag(output.parameters, "binary_data", where)
             if flag is not None:
                 is_binary[output.name] = flag
@@ -311,8 +335,11 @@ def encode_infer_response(
     if response.id:
         message["id"] = response.id
     binary: list[bytes | memoryview] = []
+    shared = response.shared or {}
     message["outputs"] = [
-        _describe_output(name, array, forms, binary, non_finite)
+        _describe_shared(name, shared[name])
+        if name in shared
+        else _describe_output(name, array, forms, binary, non_finite)
         for name, array in response.outputs.items()
     ]
     text = encode_message(message)
@@ -341,3 +368,13 @@ def _describe_output(
     else:
         described["data"] = json_from_array(array, non_finite)
     return described
+
+
+def _describe_shared(name: str, tensor: SharedTensor) -> Mapping[str, Any]:
+    """An output whose bytes are in shared memory: it has no data."""
+    return {
+        "name": name,
+        "datatype": tensor.dtype.kserve,
+        "shape": tensor.shape,
+        "parameters": parameters_of(tensor.placement),
+    }

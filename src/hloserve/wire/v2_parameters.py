@@ -2,23 +2,20 @@
 
 What lives here: the deadline in the request's parameters, and the extensions that this server does
 not offer, refused in the caller's words. What does not: how parameters look on the wire (the
-codecs). Stateless; any thread.
+codecs), and those about shared memory (`hloserve.wire.v2_shared_memory`). Stateless; any thread.
 
-Source: V2 protocol, parameters extension; Triton's schedule policy, shared memory and
-classification extensions.
+Source: V2 protocol, parameters extension; Triton's schedule policy and classification extensions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from hloserve.core.errors import BadRequest, NotImplementedYet, NotPossibleNow
+from hloserve.core.errors import BadRequest, NotImplementedYet
 from hloserve.core.requests import NEVER_NS, Parameter
 
-__all__ = ["refuse_output_parameters", "refuse_shared_memory", "take_deadline"]
+__all__ = ["refuse_output_parameters", "take_deadline"]
 
 _BUDGETS = (("reactant_timeout_ns", 1), ("timeout", 1000))
 """Parameter and its unit in nanoseconds; `timeout` is Triton's, in microseconds."""
-
-_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 
 def take_deadline(parameters: dict[str, Parameter], now_ns: int, deadline_ns: int) -> int:
@@ -43,24 +40,6 @@ def take_deadline(parameters: dict[str, Parameter], now_ns: int, deadline_ns: in
     return min(deadline_ns, NEVER_NS)
 
 
-def refuse_shared_memory(tensor: str, keys: Iterable[str]) -> None:
-    """Refuse a tensor whose parameters place it in shared memory.
-
-    Args:
-        tensor: its name with the role, ``input 'x'``.
-        keys: the names of its parameters.
-
-    Raises:
-        NotPossibleNow: one of them is about shared memory.
-    """
-    for key in keys:
-        if key in _SHARED_MEMORY:
-            raise NotPossibleNow(
-                f"{tensor}: system shared memory is not enabled on this server;"
-                " send the tensor in the message"
-            )
-
-
 def refuse_output_parameters(tensor: str, parameters: Mapping[str, Parameter]) -> None:
     """Refuse what a requested output's parameters ask for and this server does not have.
 
@@ -69,9 +48,7 @@ def refuse_output_parameters(tensor: str, parameters: Mapping[str, Parameter]) -
         parameters: the output's own.
 
     Raises:
-        NotPossibleNow: the output shall go to shared memory.
         NotImplementedYet: the output shall be classified.
     """
-    refuse_shared_memory(tensor, parameters)
     if parameters.get("classification", 0):
         raise NotImplementedYet(f"{tensor}: the classification extension")

@@ -18,7 +18,15 @@ from functools import lru_cache
 from google.protobuf.message import DecodeError
 
 from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody
-from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse, Parameter
+from hloserve.core.requests import (
+    NEVER_NS,
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Placement,
+    SharedTensor,
+    SharedTensors,
+)
 from hloserve.core.tensors import Tensors
 from hloserve.wire.protobuf_fields import (
     MAX_MESSAGE_BYTES,
@@ -27,7 +35,14 @@ from hloserve.wire.protobuf_fields import (
     split_fields,
     varint,
 )
-from hloserve.wire.protobuf_tensors import announce, array_from_contents, read_tensor
+from hloserve.wire.protobuf_tensors import (
+    announce,
+    announce_shared,
+    array_from_contents,
+    parameter_value,
+    read_tensor,
+    set_parameter,
+)
 from hloserve.wire.protos import inference_pb2
 from hloserve.wire.tensor_bytes import ByteString, bytes_of, view_as_array
 from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
@@ -37,6 +52,7 @@ from hloserve.wire.v2_protobuf_repeats import (
     repeat_of,
     response_like,
 )
+from hloserve.wire.v2_shared_memory import parameters_of, placement_of, shared_tensor
 
 __all__ = [
     "decode_infer_request",
@@ -69,7 +85,6 @@ def decode_infer_request(
 
     Raises:
         BadRequest: the request can never succeed; the message names the tensor.
-        NotPossibleNow: a tensor is in shared memory, which this server does not use.
         NotImplementedYet: an output shall be classified.
     """
     if type(body) is bytes:
@@ -83,17 +98,20 @@ def decode_infer_request(
     outputs = fields[_OUTPUTS]
     entries = fields[_PARAMETERS]
     parameters = {} if entries is None else _parameters(entries)
+    shared = SharedTensors()
     request = InferRequest(
         model,
-        _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input"),
+        _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input", shared.inputs),
         _text(fields[_ID], "id"),
         _text(fields[_VERSION], "model_version"),
-        () if outputs is None else _requested_outputs(outputs),
+        () if outputs is None else _requested_outputs(outputs, shared.outputs),
         take_deadline(parameters, now_ns, deadline_ns) if parameters else deadline_ns,
         parameters,
     )
     raw = fields[_RAW_INPUTS]
-    if type(body) is bytes and raw is not None:
+    if shared.inputs or shared.outputs:
+        request.shared = shared
+    elif type(body) is bytes and raw is not None:
         learn_request(
             body,
             request,
@@ -111,7 +129,8 @@ def encode_infer_response(response: InferResponse) -> bytes:
         BadRequest: the answer is larger than a protobuf message can be.
     """
     outputs = response.outputs
-    is_plain = len(outputs) == 1 and not response.version
+    shared = response.shared or {}
+    is_plain = len(outputs) == 1 and not response.version and not shared
     if is_plain:
         ((name, array),) = outputs.items()
         repeat = response_like(response.model, response.id, name, array)
@@ -123,7 +142,7 @@ def encode_infer_response(response: InferResponse) -> bytes:
     if response.id:
         head.append(length_delimited(_ID, response.id.encode()))
     head_bytes = sum(map(len, head))
-    message = _join(head, outputs, b"", _RAW_OUTPUTS, "output")
+    message = _join(head, outputs, b"", _RAW_OUTPUTS, "output", shared)
     if is_plain:
         ((name, array),) = outputs.items()
         rest = message[head_bytes : len(message) - array.nbytes]
@@ -145,8 +164,15 @@ def encode_infer_request(request: InferRequest) -> bytes:
         head.append(length_delimited(_ID, request.id.encode()))
     if request.parameters:
         head.append(_parameter_fields(request.parameters))
-    outputs = b"".join(_requested_output(name) for name in request.outputs)
-    return _join(head, request.inputs, outputs, _RAW_INPUTS, "input")
+    shared = request.shared or SharedTensors()
+    outputs = b"".join(
+        _placed_output(name, shared.outputs[name])
+        if name in shared.outputs
+        else _requested_output(name)
+        for name in request.outputs
+    )
+    head += [announce_shared(name, tensor) for name, tensor in shared.inputs.items()]
+    return _join(head, request.inputs, outputs, _RAW_INPUTS, "input", {})
 
 
 def decode_infer_response(body: ByteString) -> InferResponse:
@@ -156,40 +182,62 @@ def decode_infer_response(body: ByteString) -> InferResponse:
         BadRequest: it is not one, or an output does not fit what is announced about it.
     """
     fields = split_fields(body, _RAW_OUTPUTS)
+    shared: dict[str, SharedTensor] = {}
     return InferResponse(
         _text(fields[_MODEL], "model_name"),
-        _arrays(fields[_TENSORS], fields[_RAW_OUTPUTS], "output"),
+        _arrays(fields[_TENSORS], fields[_RAW_OUTPUTS], "output", shared),
         _text(fields[_ID], "id"),
         _text(fields[_VERSION], "model_version"),
+        shared or None,
     )
 
 
-def _arrays(records: Records | None, raw: Records | None, role: str) -> Tensors:
-    """Bring announcements and contents together."""
+def _arrays(
+    records: Records | None, raw: Records | None, role: str, shared: dict[str, SharedTensor]
+) -> Tensors:
+    """Bring announcements and contents together; what is in shared memory goes to `shared`."""
     if records is None:
         records = []
-    if raw is not None and len(raw) != len(records):
-        for record in records:  # an input in shared memory has no entry: say that first
-            read_tensor(bytes(record), role)
-        raise BadRequest(
-            f"raw_{role}_contents has {len(raw)} entries for {len(records)} {role}s;"
-            f" it needs one per {role}, in the order of the {role}s"
-        )
+    is_sparse = raw is not None and len(raw) != len(records)
+    if is_sparse:
+        _check_sparse(records, len(raw or ()), role)
     arrays: Tensors = {}
-    for index, record in enumerate(records):
+    place = 0
+    for record in records:
         tensor = read_tensor(bytes(record), role)
-        name, dtype, shape, _, nbytes, contents = tensor
-        if name in arrays:
+        name, dtype, shape, _, nbytes, contents, placement = tensor
+        if name in arrays or name in shared:
             raise DuplicateTensor(f"{role} {name!r}")
+        if placement is not None:
+            is_sent = raw is not None and not is_sparse and len(raw[place])
+            if is_sent or (contents is not None and contents.ByteSize()):
+                raise BadRequest(
+                    f"{role} {name!r} has contents and is in shared memory; send one of them"
+                )
+            shared[name] = shared_tensor(f"{role} {name!r}", dtype, shape, nbytes, placement)
+            place += not is_sparse
+            continue
         if raw is not None:
             if contents is not None and contents.ByteSize():
                 raise BadRequest(f"{role} {name!r} has raw and typed contents; send one of them")
-            arrays[name] = view_as_array(name, dtype, shape, nbytes, raw[index], role)
+            arrays[name] = view_as_array(name, dtype, shape, nbytes, raw[place], role)
         elif contents is None and nbytes:
             raise BadRequest(f"{role} {name!r} has no contents; send raw_{role}_contents")
         else:
             arrays[name] = array_from_contents(tensor, role)
+        place += 1
     return arrays
+
+
+def _check_sparse(records: Records, entries: int, role: str) -> None:
+    """Check raw contents that are not one per tensor: one per tensor that is not shared."""
+    inline = [record for record in records if read_tensor(bytes(record), role).placement is None]
+    if entries != len(inline):
+        elsewhere = "" if len(inline) == len(records) else " that is not in shared memory"
+        raise BadRequest(
+            f"raw_{role}_contents has {entries} entries for {len(inline)} {role}s{elsewhere};"
+            f" it needs one per {role}{elsewhere}, in the order of the {role}s"
+        )
 
 
 def _text(records: Records | None, field: str) -> str:
@@ -202,30 +250,36 @@ def _text(records: Records | None, field: str) -> str:
         raise MalformedBody(f"{field} is not valid UTF-8") from error
 
 
-def _requested_outputs(records: Records) -> tuple[str, ...]:
-    names = [_read_output(bytes(record)) for record in records]
+def _requested_outputs(records: Records, placements: dict[str, Placement]) -> tuple[str, ...]:
+    names = []
+    for record in records:
+        name, placement = _read_output(bytes(record))
+        names.append(name)
+        if placement is not None:
+            placements[name] = placement
     if len(names) > 1 and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DuplicateTensor(f"output {twice!r}")
     return tuple(names)
 
 
-def _read_output(record: bytes) -> str:
-    """The name of one InferRequestedOutputTensor, once its parameters are found possible."""
+def _read_output(record: bytes) -> tuple[str, Placement | None]:
+    """Name and place of one InferRequestedOutputTensor, its parameters found possible."""
     return _parse_output_cached(record) if len(record) <= _CACHED_BYTES else _parse_output(record)
 
 
-def _parse_output(record: bytes) -> str:
+def _parse_output(record: bytes) -> tuple[str, Placement | None]:
     try:
         output = inference_pb2.ModelInferRequest.InferRequestedOutputTensor.FromString(record)
     except DecodeError as error:
         raise MalformedBody(
             f"a requested output is not a valid protobuf message: {error}"
         ) from None
-    if output.parameters:
-        parameters = {key: _value(choice) for key, choice in output.parameters.items()}
-        refuse_output_parameters(f"output {output.name!r}", parameters)
-    return output.name
+    if not output.parameters:
+        return output.name, None
+    parameters = {key: parameter_value(choice) for key, choice in output.parameters.items()}
+    refuse_output_parameters(f"output {output.name!r}", parameters)
+    return output.name, placement_of(f"output {output.name!r}", parameters)
 
 
 _parse_output_cached = lru_cache(_CACHE_ENTRIES)(_parse_output)
@@ -240,32 +294,16 @@ def _parameters(records: Records) -> dict[str, Parameter]:
         ]
     except DecodeError as error:
         raise MalformedBody(f"a parameter is not a valid protobuf message: {error}") from None
-    return {entry.key: _value(entry.value) for entry in entries}
-
-
-def _value(parameter: inference_pb2.InferParameter) -> Parameter:
-    """The value of a parameter, whichever type it came as; without one, the empty string."""
-    choice = parameter.WhichOneof("parameter_choice")
-    value: Parameter = getattr(parameter, choice) if choice else ""
-    return value
+    return {entry.key: parameter_value(entry.value) for entry in entries}
 
 
 def _parameter_fields(parameters: Mapping[str, Parameter]) -> bytes:
     message = inference_pb2.ModelInferRequest()
     for key, value in parameters.items():
         slot = message.parameters[key]
-        if isinstance(value, bool):
-            slot.bool_param = value
-        elif isinstance(value, str):
-            slot.string_param = value
-        elif isinstance(value, float):
-            slot.double_param = value
-        elif -(2**63) <= value < 2**63:
-            slot.int64_param = value
-        elif 0 <= value < 2**64:
-            slot.uint64_param = value
-        else:
+        if type(value) is int and not -(2**63) <= value < 2**64:
             raise BadRequest(f"parameter {key!r} is {value}; an integer must fit 64 bits")
+        set_parameter(slot, value)
     return message.SerializeToString()
 
 
@@ -279,13 +317,31 @@ def _requested_output(name: str) -> bytes:
     return length_delimited(_OUTPUTS, length_delimited(_MODEL, name.encode()))
 
 
+def _placed_output(name: str, placement: Placement) -> bytes:
+    output = inference_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name)
+    for key, value in parameters_of(placement).items():
+        set_parameter(output.parameters[key], value)
+    return length_delimited(_OUTPUTS, output.SerializeToString())
+
+
 def _join(
-    parts: list[bytes | memoryview], tensors: Tensors, outputs: bytes, raw_number: int, role: str
+    parts: list[bytes | memoryview],
+    tensors: Tensors,
+    outputs: bytes,
+    raw_number: int,
+    role: str,
+    shared: Mapping[str, SharedTensor],
 ) -> bytes:
-    """Put a message together with one copy of each tensor, fields in the order of their numbers."""
+    """Put a message together with one copy of each tensor, fields in the order of their numbers.
+
+    Of those in `shared` there is no copy: their bytes are in shared memory already.
+    """
     raw: list[bytes | memoryview] = []
     total = 0
     for name, array in tensors.items():
+        if name in shared:
+            parts.append(announce_shared(name, shared[name]))
+            continue
         try:
             record, raw_head, nbytes = announce(name, array.dtype, array.shape, raw_number)
         except KeyError:

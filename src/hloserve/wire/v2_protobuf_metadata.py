@@ -1,8 +1,8 @@
 """V2 health, metadata and repository messages in protobuf, both ways and for both sides.
 
-What lives here: every call but ModelInfer (`hloserve.wire.v2_protobuf`). The server encodes what
-the client decodes and the other way round, so each call's two messages stand together. Stateless;
-any thread.
+What lives here: every call but ModelInfer (`hloserve.wire.v2_protobuf`), configuration, statistics
+and settings (`hloserve.wire.v2_protobuf_reports`). The server encodes what the client decodes and
+the other way round, so each call's two messages stand together. Stateless; any thread.
 
 Source: V2 protocol, health and metadata; Triton's model repository extension.
 """
@@ -50,6 +50,7 @@ __all__ = [
     "encode_server_metadata",
     "encode_server_ready",
     "encode_unload_request",
+    "parse_message",
 ]
 
 EMPTY = b""
@@ -74,7 +75,12 @@ class ModelChange(NamedTuple):
     parameters: dict[str, Parameter]
 
 
-def _parse(kind: type[M], body: ByteString) -> M:
+def parse_message(kind: type[M], body: ByteString) -> M:
+    """Parse one message.
+
+    Raises:
+        MalformedBody: it is none of that kind.
+    """
     try:
         return kind.FromString(bytes(body))
     except DecodeError as error:
@@ -88,7 +94,7 @@ def encode_server_live(is_live: bool) -> bytes:
 
 def decode_server_live(body: ByteString) -> bool:
     """Read a ServerLiveResponse."""
-    return _parse(inference_pb2.ServerLiveResponse, body).live
+    return parse_message(inference_pb2.ServerLiveResponse, body).live
 
 
 def encode_server_ready(is_ready: bool) -> bytes:
@@ -98,7 +104,7 @@ def encode_server_ready(is_ready: bool) -> bytes:
 
 def decode_server_ready(body: ByteString) -> bool:
     """Read a ServerReadyResponse."""
-    return _parse(inference_pb2.ServerReadyResponse, body).ready
+    return parse_message(inference_pb2.ServerReadyResponse, body).ready
 
 
 def encode_model_ready_request(name: str, version: str = "") -> bytes:
@@ -112,7 +118,7 @@ def decode_model_ready_request(body: ByteString) -> ModelName:
     Raises:
         MalformedBody: it is not one.
     """
-    request = _parse(inference_pb2.ModelReadyRequest, body)
+    request = parse_message(inference_pb2.ModelReadyRequest, body)
     return ModelName(request.name, request.version)
 
 
@@ -123,7 +129,7 @@ def encode_model_ready(is_ready: bool) -> bytes:
 
 def decode_model_ready(body: ByteString) -> bool:
     """Read a ModelReadyResponse."""
-    return _parse(inference_pb2.ModelReadyResponse, body).ready
+    return parse_message(inference_pb2.ModelReadyResponse, body).ready
 
 
 def encode_server_metadata(metadata: ServerMetadata) -> bytes:
@@ -135,7 +141,7 @@ def encode_server_metadata(metadata: ServerMetadata) -> bytes:
 
 def decode_server_metadata(body: ByteString) -> ServerMetadata:
     """Read a ServerMetadataResponse."""
-    response = _parse(inference_pb2.ServerMetadataResponse, body)
+    response = parse_message(inference_pb2.ServerMetadataResponse, body)
     return ServerMetadata(response.name, response.version, tuple(response.extensions))
 
 
@@ -150,7 +156,7 @@ def decode_model_metadata_request(body: ByteString) -> ModelName:
     Raises:
         MalformedBody: it is not one.
     """
-    request = _parse(inference_pb2.ModelMetadataRequest, body)
+    request = parse_message(inference_pb2.ModelMetadataRequest, body)
     return ModelName(request.name, request.version)
 
 
@@ -173,7 +179,7 @@ def encode_model_metadata(metadata: ModelMetadata) -> bytes:
 
 def decode_model_metadata(body: ByteString) -> ModelMetadata:
     """Read a ModelMetadataResponse."""
-    response = _parse(inference_pb2.ModelMetadataResponse, body)
+    response = parse_message(inference_pb2.ModelMetadataResponse, body)
     inputs, outputs = (
         tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in tensors)
         for tensors in (response.inputs, response.outputs)
@@ -201,7 +207,7 @@ def decode_repository_index_request(body: ByteString) -> bool:
     Raises:
         MalformedBody: it is not one.
     """
-    return _parse(inference_pb2.RepositoryIndexRequest, body).ready
+    return parse_message(inference_pb2.RepositoryIndexRequest, body).ready
 
 
 def encode_repository_index(models: Iterable[ModelIndexEntry]) -> bytes:
@@ -219,7 +225,7 @@ def encode_repository_index(models: Iterable[ModelIndexEntry]) -> bytes:
 
 def decode_repository_index(body: ByteString) -> tuple[ModelIndexEntry, ...]:
     """Read a RepositoryIndexResponse; a state that we have no name for is a model not served."""
-    response = _parse(inference_pb2.RepositoryIndexResponse, body)
+    response = parse_message(inference_pb2.RepositoryIndexResponse, body)
     return tuple(
         ModelIndexEntry(m.name, m.version, _STATES.get(m.state, ModelState.FAILED), m.reason)
         for m in response.models
@@ -237,7 +243,7 @@ def decode_load_request(body: ByteString) -> ModelChange:
     Raises:
         MalformedBody: it is not one.
     """
-    request = _parse(inference_pb2.RepositoryModelLoadRequest, body)
+    request = parse_message(inference_pb2.RepositoryModelLoadRequest, body)
     return ModelChange(request.model_name, _parameters(request.parameters))
 
 
@@ -255,7 +261,7 @@ def decode_unload_request(body: ByteString) -> ModelChange:
     Raises:
         MalformedBody: it is not one.
     """
-    request = _parse(inference_pb2.RepositoryModelUnloadRequest, body)
+    request = parse_message(inference_pb2.RepositoryModelUnloadRequest, body)
     return ModelChange(request.model_name, _parameters(request.parameters))
 
 

@@ -10,6 +10,7 @@ import pytest
 from support.server_worker import fake_program, rows, write_scale
 
 from hloserve.bundle import IOSpec, write_bundle
+from hloserve.config.schema import SharedMemoryConfig
 from hloserve.core.clock import SystemClock
 from hloserve.core.errors import (
     BackendFailed,
@@ -38,6 +39,7 @@ from hloserve.models.task_threads import TaskThreads
 from hloserve.server.in_flight import InFlight
 from hloserve.server.inference import InferenceService
 from hloserve.server.metrics import RequestMetrics
+from hloserve.server.shared_memory import SharedMemory
 
 
 class Served:
@@ -56,6 +58,7 @@ class Served:
             scheduler=self.scheduler,
             hook_threads=self.hook_threads,
             metrics=self.metrics,
+            shared_memory=SharedMemory(SharedMemoryConfig(), clock, post),
             clock=clock,
             max_in_flight=max_in_flight,
         )

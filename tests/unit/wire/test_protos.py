@@ -93,7 +93,13 @@ def fields_of(message: Any) -> dict[str, tuple[object, ...]]:
 # Messages of ours that hold a part of Triton's fields only.
 SUBSETS = {"ModelConfig", "ModelInput", "ModelOutput"}
 # Fields of ours beyond Triton's; numbers from 1000 on, which readers of Triton's skip.
-ADDITIONS = {"inference.ModelMetadataResponse.batch_sizes": 1000}
+_REGION = "inference.SystemSharedMemoryStatusResponse.RegionStatus"
+ADDITIONS = {
+    "inference.ModelMetadataResponse.batch_sizes": 1000,
+    f"{_REGION}.owner_uid": 1000,
+    f"{_REGION}.requests": 1001,
+    f"{_REGION}.age_s": 1002,
+}
 
 
 @pytest.mark.parametrize("name", sorted(triton.DESCRIPTOR.message_types_by_name))

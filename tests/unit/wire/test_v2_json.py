@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from support.rest_json import binary_body, binary_tensor, body_of, decode, tensor
 
+from hloserve.core.dtypes import F32 as F32_TYPE
 from hloserve.core.errors import (
     BadRequest,
     MalformedBody,
     NotImplementedYet,
-    NotPossibleNow,
 )
-from hloserve.core.requests import NEVER_NS, InferResponse
+from hloserve.core.requests import NEVER_NS, InferResponse, Placement, SharedTensor
 from hloserve.core.tensors import Tensors
 from hloserve.wire.v2_json import (
     OutputForms,
@@ -148,23 +148,50 @@ def test_malformed_requests_are_refused_with_their_place(body: bytes, match: str
         decode(body)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"shared_memory_region": "r", "shared_memory_byte_size": 8},
-        {"shared_memory_region": "r"},
-        {"shared_memory_byte_size": 8},
-        {"shared_memory_offset": 0},
-    ],
-)
-def test_shared_memory_is_refused_clearly(parameters: dict[str, Any]) -> None:
-    """Tensors in shared memory are refused on both sides, naming the tensor."""
-    declared = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": parameters}
+def test_tensors_in_shared_memory_are_read_apart_from_the_others() -> None:
+    """Inputs keep dtype and shape, outputs their place; neither has data in the message."""
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 4}
+    declared = {"name": "s", "shape": [2], "datatype": "FP32", "parameters": place}
+    output = {
+        "name": "y",
+        "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 1},
+    }
 
-    with pytest.raises(NotPossibleNow, match=r"input 'x'.*not enabled"):
-        decode(body_of(declared))
-    with pytest.raises(NotPossibleNow, match=r"output 'y'.*not enabled"):
-        decode(body_of(X, outputs=[{"name": "y", "parameters": parameters}]))
+    request, _ = decode(body_of(X, declared, outputs=[output, {"name": "z"}]))
+
+    assert request.shared is not None
+    assert ["x"] == list(request.inputs)
+    assert {"s": SharedTensor(F32_TYPE, (2,), Placement("r", 4, 8))} == request.shared.inputs
+    assert {"y": Placement("r", 0, 1)} == request.shared.outputs
+    assert ("y", "z") == request.outputs
+
+
+@pytest.mark.parametrize(
+    "more", [{"data": [1, 2]}, {"parameters": {"binary_data_size": 8}}, {"name": "x"}]
+)
+def test_tensor_in_shared_memory_that_is_sent_too_is_refused(more: dict[str, Any]) -> None:
+    """One source per tensor, and one tensor per name."""
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+    declared = {"name": "s", "shape": [2], "datatype": "FP32", "parameters": place, **more}
+    declared["parameters"] = {**place, **more.get("parameters", {})}
+
+    with pytest.raises(BadRequest, match=r"input '[sx]'.*(send one of them|more than once)"):
+        decode(body_of(X, declared))
+
+
+def test_shared_output_is_described_by_its_place() -> None:
+    """It has no data; the size is what was written."""
+    array = np.zeros((1, 2), np.float32)
+    shared = {"y": SharedTensor(F32_TYPE, (1, 2), Placement("r", 16, 8))}
+    response = InferResponse("m", {"y": array, "z": array}, shared=shared)
+
+    body, _, length = encode_infer_response(response, OutputForms(default_is_binary=True))
+    first, second = json.loads(body[:length])["outputs"]
+
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 16}
+    expected = {"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": place}
+    assert expected == first
+    assert {"binary_data_size": 8} == second["parameters"]
 
 
 def test_classification_is_refused_clearly() -> None:

@@ -2,13 +2,9 @@
 
 import pytest
 
-from hloserve.core.errors import BadRequest, NotImplementedYet, NotPossibleNow
+from hloserve.core.errors import BadRequest, NotImplementedYet
 from hloserve.core.requests import NEVER_NS, Parameter
-from hloserve.wire.v2_parameters import (
-    refuse_output_parameters,
-    refuse_shared_memory,
-    take_deadline,
-)
+from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
 
 
 @pytest.mark.parametrize(
@@ -56,17 +52,6 @@ def test_budgets_must_be_integers(key: str, value: Parameter) -> None:
     """A budget of another type is refused rather than guessed."""
     with pytest.raises(BadRequest, match=f"parameter '{key}'"):
         take_deadline({key: value}, 0, NEVER_NS)
-
-
-@pytest.mark.parametrize(
-    "key", ["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"]
-)
-def test_shared_memory_is_refused_with_the_tensor_and_what_to_do(key: str) -> None:
-    """Whoever asks for shared memory is told that it is off."""
-    with pytest.raises(NotPossibleNow, match="input 'x': system shared memory is not enabled"):
-        refuse_shared_memory("input 'x'", {"binary_data": True, key: 1})
-    with pytest.raises(NotPossibleNow, match="output 'y'"):
-        refuse_output_parameters("output 'y'", {key: 1})
 
 
 def test_classification_is_refused() -> None:

@@ -7,16 +7,23 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as triton
 
-from hloserve.core.dtypes import DTYPES, DType, by_kserve
+from hloserve.core.dtypes import DTYPES, DType, by_kserve, by_token
 from hloserve.core.errors import (
     BadRequest,
     DuplicateTensor,
     MalformedBody,
     NotImplementedYet,
-    NotPossibleNow,
     TensorMismatch,
 )
-from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse
+from hloserve.core.requests import (
+    NEVER_NS,
+    InferRequest,
+    InferResponse,
+    Placement,
+    SharedTensor,
+    SharedTensors,
+)
+from hloserve.core.tensors import Tensors
 from hloserve.wire.v2_protobuf import (
     decode_infer_request,
     decode_infer_response,
@@ -269,23 +276,96 @@ def test_an_input_without_contents_is_refused() -> None:
         decode(triton_request(("x", "FP32", (1,), None)))
 
 
-def test_shared_memory_inputs_are_refused_before_the_count_of_raw_contents() -> None:
-    """A Triton client appends no raw entry for them; it is told about shared memory."""
-    request = triton_request(("x", "UINT8", (1,), None), ("y", "UINT8", (1,), b"1"))
-    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
+def _place(parameters: Any, region: str, offset: int, size: int) -> None:
+    parameters["shared_memory_region"].string_param = region
+    parameters["shared_memory_offset"].int64_param = offset
+    parameters["shared_memory_byte_size"].int64_param = size
 
-    with pytest.raises(NotPossibleNow, match="input 'x': system shared memory is not enabled"):
+
+@pytest.mark.parametrize("has_all_entries", [True, False])
+def test_shared_inputs_go_with_either_convention_of_raw_contents(has_all_entries: bool) -> None:
+    """Raw contents are one per input, empty for those in shared memory, or one per other input."""
+    request = triton_request(
+        ("x", "UINT8", (1,), b"1"),
+        ("s", "UINT8", (2,), b"" if has_all_entries else None),
+        ("y", "UINT8", (1,), b"2"),
+    )
+    _place(request.inputs[1].parameters, "r", 4, 2)
+
+    decoded = decode(request)
+
+    assert decoded.shared is not None
+    assert {"x": [49], "y": [50]} == {name: a.tolist() for name, a in decoded.inputs.items()}
+    assert {"s": SharedTensor(by_token("u8"), (2,), Placement("r", 4, 2))} == decoded.shared.inputs
+
+
+def test_request_of_shared_inputs_alone_needs_no_contents() -> None:
+    """And is never taken for a repeat of another one."""
+    request = triton_request(("s", "UINT8", (2,), None))
+    _place(request.inputs[0].parameters, "r", 4, 2)
+
+    for _ in range(4):
+        decoded = decode(request)
+        assert decoded.shared is not None
+        assert not decoded.inputs
+
+
+def test_shared_input_that_is_sent_too_is_refused() -> None:
+    """One source per tensor."""
+    request = triton_request(("s", "UINT8", (1,), b"1"))
+    _place(request.inputs[0].parameters, "r", 0, 1)
+
+    with pytest.raises(BadRequest, match="input 's' has contents and is in shared memory"):
         decode(request)
 
 
-def test_shared_memory_and_classified_outputs_are_refused() -> None:
-    """Both fail cleanly, naming the output."""
-    shared, classified = (triton_request(("x", "UINT8", (1,), b"1")) for _ in range(2))
-    shared.outputs.add(name="y").parameters["shared_memory_region"].string_param = "region"
+def test_wrong_count_of_raw_contents_beside_shared_inputs_is_refused() -> None:
+    """Neither convention fits; the message says what would."""
+    request = triton_request(
+        ("s", "UINT8", (1,), b"1"), ("x", "UINT8", (1,), b"1"), ("y", "UINT8", (1,), None)
+    )
+    _place(request.inputs[0].parameters, "r", 0, 1)
+    request.raw_input_contents.pop()
+
+    with pytest.raises(BadRequest, match="1 entries for 2 inputs that is not in shared memory"):
+        decode(request)
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_outputs_in_shared_memory_have_places(times: int) -> None:
+    """However often the same message comes."""
+    request = triton_request(("x", "UINT8", (1,), b"1"))
+    _place(request.outputs.add(name="y").parameters, "r", 0, 9)
+    request.outputs.add(name="z")
+
+    decoded = [decode(request) for _ in range(times)][-1]
+
+    assert decoded.shared is not None
+    assert {"y": Placement("r", 0, 9)} == decoded.shared.outputs
+    assert ("y", "z") == decoded.outputs
+
+
+def test_placed_tensors_survive_the_round_trip() -> None:
+    """What a client writes is what the server reads, and the other way round."""
+    tensor = SharedTensor(by_token("f32"), (1, 2), Placement("r", 2**40, 8))
+    shared = SharedTensors({"s": tensor}, {"y": Placement("q", 0, 4)})
+    request = InferRequest("m", {"x": np.zeros(1, np.uint8)}, outputs=("y", "z"), shared=shared)
+    outputs: Tensors = {"y": np.zeros((1, 2), np.float32), "z": np.ones(1, np.uint8)}
+
+    read = decode_infer_request(encode_infer_request(request), 0)
+    body = encode_infer_response(InferResponse("m", outputs, shared={"y": tensor}))
+    answer = decode_infer_response(body)
+
+    assert (shared, ("y", "z")) == (read.shared, read.outputs)
+    assert {"y": tensor} == answer.shared
+    assert {"z": [1]} == {name: array.tolist() for name, array in answer.outputs.items()}
+
+
+def test_classified_outputs_are_refused() -> None:
+    """The message names the output."""
+    classified = triton_request(("x", "UINT8", (1,), b"1"))
     classified.outputs.add(name="y").parameters["classification"].int64_param = 2
 
-    with pytest.raises(NotPossibleNow, match="output 'y'"):
-        decode(shared)
     with pytest.raises(NotImplementedYet, match="output 'y'"):
         decode(classified)
 

@@ -557,16 +557,22 @@ class SystemSharedMemoryStatusRequest(_message.Message):
 class SystemSharedMemoryStatusResponse(_message.Message):
     __slots__ = ("regions",)
     class RegionStatus(_message.Message):
-        __slots__ = ("name", "key", "offset", "byte_size")
+        __slots__ = ("name", "key", "offset", "byte_size", "owner_uid", "requests", "age_s")
         NAME_FIELD_NUMBER: _ClassVar[int]
         KEY_FIELD_NUMBER: _ClassVar[int]
         OFFSET_FIELD_NUMBER: _ClassVar[int]
         BYTE_SIZE_FIELD_NUMBER: _ClassVar[int]
+        OWNER_UID_FIELD_NUMBER: _ClassVar[int]
+        REQUESTS_FIELD_NUMBER: _ClassVar[int]
+        AGE_S_FIELD_NUMBER: _ClassVar[int]
         name: str
         key: str
         offset: int
         byte_size: int
-        def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., offset: _Optional[int] = ..., byte_size: _Optional[int] = ...) -> None: ...
+        owner_uid: int
+        requests: int
+        age_s: float
+        def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., offset: _Optional[int] = ..., byte_size: _Optional[int] = ..., owner_uid: _Optional[int] = ..., requests: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
     class RegionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
