@@ -73,7 +73,10 @@ def _entries(text: str) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
     if text.startswith(_BOM):
         raise EditRefused("it begins with a byte order mark; save it as UTF-8 without one")
     # Not the parser of libyaml: its marks are off where the text holds more than ASCII.
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:  # the two parsers differ in rare cases
+        raise EditRefused(f"a second YAML parser does not take it: {error}") from error
     if not isinstance(root, yaml.MappingNode):
         raise EditRefused("it is not a mapping of keys")
     if root.flow_style:
