@@ -15,11 +15,22 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, TextIO
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO, TypeAlias
 
 from typing_extensions import override
 
-__all__ = ["JsonFormatter", "TextFormatter", "configure", "log_event"]
+__all__ = [
+    "EventHandler",
+    "JsonFormatter",
+    "LogFormat",
+    "LogSettings",
+    "TextFormatter",
+    "configure",
+    "log_event",
+]
+
+LogFormat: TypeAlias = Literal["text", "json"]
 
 _ATTRIBUTE = "hloserve_fields"
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+", re.ASCII)  # printable, no blank, quote, "=" or backslash
@@ -51,13 +62,91 @@ def log_event(
         logger.log(level, event, exc_info=error, extra={_ATTRIBUTE: fields}, stacklevel=2)
 
 
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What a log shows, and how.
+
+    Attributes:
+        format: "text" for people, "json" for one object per line.
+        shows_errors: errors are written.
+        shows_warnings: warnings are.
+        shows_info: events of normal operation are.
+        verbose_level: above 0, details for debugging are.
+    """
+
+    format: LogFormat
+    shows_errors: bool = True
+    shows_warnings: bool = True
+    shows_info: bool = True
+    verbose_level: int = 0
+
+    @classmethod
+    def of_level(cls, format: LogFormat, level: str) -> "LogSettings":
+        """Everything from a level on: "debug", "info", "warning" or "error"."""
+        least = logging.getLevelName(level.upper())
+        return cls(
+            format,
+            shows_warnings=least <= logging.WARNING,
+            shows_info=least <= logging.INFO,
+            verbose_level=int(least <= logging.DEBUG),
+        )
+
+    def shows(self, level: int) -> bool:
+        """True when records of that severity are written."""
+        if level >= logging.ERROR:
+            return self.shows_errors
+        if level >= logging.WARNING:
+            return self.shows_warnings
+        return self.shows_info if level >= logging.INFO else self.verbose_level > 0
+
+    @property
+    def least_level(self) -> int:
+        """The least severe level that is written."""
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+        return next((level for level in levels if self.shows(level)), logging.CRITICAL + 1)
+
+
+class EventHandler(logging.StreamHandler[TextIO]):
+    """Writes the records of a process; what it shows can be changed while it does.
+
+    Args:
+        settings: what to show at first.
+        stream: where to.
+        erases_line: as for `configure`.
+
+    Attributes:
+        settings: what it shows now.
+    """
+
+    def __init__(self, settings: LogSettings, stream: TextIO, *, erases_line: bool = False) -> None:
+        super().__init__(stream)
+        self._erases_line = erases_line
+        self.settings = settings
+        self.apply(settings)
+
+    def apply(self, settings: LogSettings) -> None:
+        """Show other records, or show them otherwise, from the next one on."""
+        self.setFormatter(
+            JsonFormatter()
+            if settings.format == "json"
+            else TextFormatter(erases_line=self._erases_line)
+        )
+        self.settings = settings
+        logging.getLogger("hloserve").setLevel(settings.least_level)
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.settings.shows(record.levelno):
+            super().emit(record)
+
+
 def configure(
-    format: Literal["text", "json"] = "text",
+    format: LogFormat = "text",
     level: str = "info",
     stream: TextIO | None = None,
     *,
     erases_line: bool = False,
-) -> None:
+) -> EventHandler:
     """Send this process's log to standard error, replacing earlier handlers.
 
     Args:
@@ -66,17 +155,19 @@ def configure(
         stream: where to, instead of standard error.
         erases_line: the stream is a terminal on which something may be drawn on the present line;
             each text line takes its place.
+
+    Returns:
+        What writes the log, for changing its settings later.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if format == "json" else TextFormatter(erases_line=erases_line)
+    handler = EventHandler(
+        LogSettings.of_level(format, level), stream or sys.stderr, erases_line=erases_line
     )
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
-    logging.getLogger("hloserve").setLevel(level.upper())
+    root.setLevel(logging.WARNING)
+    return handler
 
 
 class TextFormatter(logging.Formatter):

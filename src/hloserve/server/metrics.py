@@ -28,7 +28,14 @@ from typing_extensions import override
 from hloserve.engine.statistics import percentile
 from hloserve.models.model import Model
 
-__all__ = ["LATENCY_BUCKETS_S", "UNKNOWN_MODEL", "Exposition", "RequestMetrics", "WorkerView"]
+__all__ = [
+    "LATENCY_BUCKETS_S",
+    "UNKNOWN_MODEL",
+    "Exposition",
+    "ModelRequests",
+    "RequestMetrics",
+    "WorkerView",
+]
 
 LATENCY_BUCKETS_S: tuple[float, ...] = tuple(0.001 * 2**k for k in range(14))
 """Upper bounds of the latency histogram, 1 ms to 8.2 s; +Inf follows."""
@@ -40,35 +47,66 @@ _LONGEST_REASON = 200
 
 
 @dataclass(slots=True)
-class _ModelRequests:
+class ModelRequests:
+    """The finished requests of one model.
+
+    Attributes:
+        by_status: how many, by gRPC's name of the outcome.
+        latency_counts: how many, by bucket of `LATENCY_BUCKETS_S`.
+        ok_ns: time from arrival to answer, over those with outputs.
+        failed_ns: the same over the others.
+        last_ns: monotonic instant of the last one; 0 before the first.
+    """
+
     by_status: dict[str, int] = field(default_factory=dict)
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
-    latency_sum_s: float = 0.0
+    ok_ns: int = 0
+    failed_ns: int = 0
+    last_ns: int = 0
+
+    @property
+    def ok_count(self) -> int:
+        """Requests answered with outputs."""
+        return self.by_status.get("OK", 0)
+
+    @property
+    def failed_count(self) -> int:
+        """Requests with any other outcome."""
+        return sum(self.by_status.values()) - self.ok_count
 
 
 class RequestMetrics:
     """Counts finished inference requests per model. Loop thread only."""
 
     def __init__(self) -> None:
-        self._models: dict[str, _ModelRequests] = {}
+        self._models: dict[str, ModelRequests] = {}
         self.shed = 0
         """Requests refused because too many were in flight."""
 
-    def observe(self, model: str, status: str, elapsed_ns: int) -> None:
+    def of_model(self, model: str) -> ModelRequests:
+        """The counters of a model; all zero before its first request."""
+        return self._models.get(model) or ModelRequests()
+
+    def observe(self, model: str, status: str, started_ns: int, ended_ns: int) -> None:
         """Count one finished request.
 
         Args:
             model: a served model's name, or `UNKNOWN_MODEL`.
             status: gRPC's name of the outcome, ``OK`` for success.
-            elapsed_ns: from arrival to answer.
+            started_ns: monotonic instant of its arrival.
+            ended_ns: of its answer.
         """
         counts = self._models.get(model)
         if counts is None:
-            counts = self._models[model] = _ModelRequests()
+            counts = self._models[model] = ModelRequests()
         counts.by_status[status] = counts.by_status.get(status, 0) + 1
-        elapsed_s = elapsed_ns * 1e-9
-        counts.latency_counts[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
-        counts.latency_sum_s += elapsed_s
+        elapsed_ns = ended_ns - started_ns
+        counts.latency_counts[bisect_left(LATENCY_BUCKETS_S, elapsed_ns * 1e-9)] += 1
+        counts.last_ns = ended_ns
+        if status == "OK":
+            counts.ok_ns += elapsed_ns
+        else:
+            counts.failed_ns += elapsed_ns
 
     def rename(self, owners: Mapping[str, str]) -> None:
         """Let models that were renamed keep their counters, all in one step.
@@ -92,7 +130,8 @@ class RequestMetrics:
         for name, counts in sorted(self._models.items()):
             for status, count in sorted(counts.by_status.items()):
                 requests.add_metric([name, status], count)
-            latency.add_metric([name], _cumulative(counts.latency_counts), counts.latency_sum_s)
+            sum_s = (counts.ok_ns + counts.failed_ns) * 1e-9
+            latency.add_metric([name], _cumulative(counts.latency_counts), sum_s)
         yield requests
         yield latency
         yield _counter("worker_requests_shed", "Requests refused at the in-flight cap.", self.shed)

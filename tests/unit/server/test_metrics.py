@@ -52,7 +52,7 @@ def _scrape(services: Services) -> dict[tuple[str, tuple[str, ...]], float]:
 def test_requests_are_counted_by_model_and_status(services: Services) -> None:
     """Buckets are cumulative; the last one counts everything."""
     for status, seconds in (("OK", 0.0015), ("OK", 0.001), ("NOT_FOUND", 100)):
-        services.metrics.observe("scale", status, round(seconds * 1e9))
+        services.metrics.observe("scale", status, 0, round(seconds * 1e9))
 
     samples = _scrape(services)
 
