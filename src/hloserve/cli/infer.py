@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hloserve.cli.connecting import connection_options, open_client
 from hloserve.cli.printing import print_json, print_table, safe
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ __all__ = [
     "tensor_as_json",
 ]
 
-DEFAULT_URL = "127.0.0.1:8001"
 _GENERATED = re.compile(r"(?P<kind>zeros|ones|random)(:(?P<shape>[0-9]+(,[0-9]+)*)?)?", re.ASCII)
 _MAX_GENERATED_BYTES = 2**31
 
@@ -34,7 +34,7 @@ _MAX_GENERATED_BYTES = 2**31
 @click.command()
 @click.argument("model")
 @click.argument("inputs", nargs=-1, metavar="[NAME=FILE.npy]...")
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's gRPC address.")
+@connection_options
 @click.option("--timeout", default="60s", show_default=True, metavar="TIME", help="Deadline.")
 @click.option(
     "--output-dir",
@@ -46,10 +46,10 @@ _MAX_GENERATED_BYTES = 2**31
 def infer(
     model: str,
     inputs: tuple[str, ...],
-    url: str,
     timeout: str,
     output_dir: Path | None,
     as_json: bool,
+    **connection: Any,
 ) -> int:
     """Send one request to MODEL and print its outputs.
 
@@ -62,10 +62,8 @@ def infer(
       hloserve infer digits image=digit.npy
       hloserve infer digits image=random:4,8,8 --output-dir answers
     """
-    from hloserve.client import Client
-
     given = split_inputs(inputs)
-    with Client(url, timeout_s=_seconds(timeout)) as client:
+    with open_client(timeout_s=_seconds(timeout), **connection) as client:
         arrays = load_files(given)
         if len(arrays) < len(given):
             arrays |= generate(given, client.model_metadata(model))

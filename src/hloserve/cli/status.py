@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from hloserve.cli.infer import DEFAULT_URL
+from hloserve.cli.connecting import connection_options, open_client
 from hloserve.cli.printing import print_json, print_table, safe
 from hloserve.core.errors import HloserveError
 
@@ -39,20 +39,18 @@ class Server(Protocol):
 
 
 @click.command()
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server's gRPC address.")
+@connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(url: str, as_json: bool) -> int:
+def status(url: str, as_json: bool, **connection: Any) -> int:
     """Print whether a server is ready, and what it serves.
 
     The exit status is 0 when the server is ready, and 1 when it is not or does not answer.
 
     \b
     Example:
-      hloserve status --url 127.0.0.1:8001
+      hloserve status --url grpcs://gpu1.example:8001 --token-file token
     """
-    from hloserve.client import Client
-
-    with Client(url, timeout_s=10.0) as client:
+    with open_client(url, timeout_s=10.0, **connection) as client:
         found = describe_server(client, url)
     if as_json:
         print_json(found)

@@ -5,16 +5,17 @@ What lives here: `Client`. What does not: sockets (`hloserve.client.connection`)
 own from a pool that grows with the number of calls at once, so threads never wait for each other.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from hloserve.client.address import parse_address
+from hloserve.client.address import asks_for_tls, parse_address
 from hloserve.client.connection import Connection, remaining_s
 from hloserve.client.failures import failure_of
 from hloserve.core.errors import (
@@ -38,6 +39,9 @@ from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
 
+if TYPE_CHECKING:
+    import ssl
+
 __all__ = ["Client"]
 
 T = TypeVar("T")
@@ -45,6 +49,7 @@ T = TypeVar("T")
 _SERVICE = "/inference.GRPCInferenceService/"
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 _MAX_IDLE_CONNECTIONS = 64
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 
 
 class Client:
@@ -59,6 +64,10 @@ class Client:
             otherwise. Sent to the server as the call's deadline. None for no limit.
         connect_timeout_s: how long connecting may take, within the call's time.
         max_message_bytes: the largest request to send and answer to accept.
+        token: sent with every call as ``authorization: Bearer TOKEN``.
+        tls: whom to trust and what to show, e.g. ``ssl.create_default_context(cafile="ca.pem")``;
+            its ALPN is set to h2. Left out, an address with ``grpcs://`` gets the default context,
+            and any other no TLS.
 
     Raises:
         BadRequest: the address or a number cannot be used.
@@ -79,8 +88,12 @@ class Client:
         timeout_s: float | None = 60.0,
         connect_timeout_s: float = 5.0,
         max_message_bytes: int = _MAX_MESSAGE_BYTES,
+        token: str | None = None,
+        tls: "ssl.SSLContext | None" = None,
     ) -> None:
         self._address = parse_address(address)
+        self._tls = _tls_of(address, tls)
+        self._token = _check_token(token)
         _check_timeout("timeout_s", timeout_s)
         _check_timeout("connect_timeout_s", connect_timeout_s)
         if max_message_bytes <= 0:
@@ -276,7 +289,9 @@ class Client:
                 left_s = remaining_s(deadline_ns)
                 wait_s = self._connect_timeout_s
                 wait_s = wait_s if left_s is None else max(min(wait_s, left_s), 1e-3)
-                return Connection.open(self._address, wait_s, self._limits)
+                return Connection.open(
+                    self._address, wait_s, self._limits, token=self._token, tls=self._tls
+                )
             if connection.is_usable():
                 return connection
             connection.close()
@@ -308,6 +323,23 @@ def _parameters(given: Mapping[str, Parameter | np.generic]) -> dict[str, Parame
             )
         parameters[key] = plain
     return parameters
+
+
+def _tls_of(address: str, tls: "ssl.SSLContext | None") -> "ssl.SSLContext | None":
+    wanted = asks_for_tls(address)
+    if tls is not None and wanted is False:
+        raise BadRequest(f"address {address!r} says no TLS, and tls= is given; write grpcs://")
+    if tls is None and wanted:
+        from hloserve.client.tls import build_context
+
+        return build_context()
+    return tls
+
+
+def _check_token(token: str | None) -> str | None:
+    if token is not None and _TOKEN.fullmatch(token) is None:  # it is not shown
+        raise BadRequest("the token is not a word of letters, digits and -._~+/ with = at its end")
+    return token
 
 
 def _check_timeout(name: str, value: float | None) -> None:

@@ -13,7 +13,7 @@ Rules.
 import select
 import socket
 import time
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from hloserve.client.address import Address
 from hloserve.core.errors import BadRequest, Unavailable
@@ -22,6 +22,11 @@ from hloserve.wire.grpc_client import GrpcClientConnection
 from hloserve.wire.grpc_events import ClientEvent, RpcEnded
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
+
+if TYPE_CHECKING:
+    import ssl
+
+    from hloserve.client.tls import TlsSocket
 
 __all__ = ["Connection", "remaining_s"]
 
@@ -45,13 +50,25 @@ class Connection:
         connected: a connected stream socket; the connection owns it from now on.
         address: whom it leads to, for messages and the ``:authority`` header.
         limits: caps of messages and windows.
+        token: goes with every call; None for none.
     """
 
-    def __init__(self, connected: socket.socket, address: Address, limits: GrpcLimits) -> None:
+    def __init__(
+        self,
+        connected: "socket.socket | TlsSocket",
+        address: Address,
+        limits: GrpcLimits,
+        token: str | None = None,
+    ) -> None:
         connected.setblocking(False)
         self._socket = connected
         self._address = address
-        self._http2 = GrpcClientConnection(str(address), limits)
+        self._http2 = GrpcClientConnection(
+            str(address),
+            limits,
+            scheme="http" if isinstance(connected, socket.socket) else "https",
+            metadata=() if token is None else (("authorization", f"Bearer {token}"),),
+        )
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self._waits_to_write = False
@@ -60,11 +77,28 @@ class Connection:
         self._has_read = False
 
     @classmethod
-    def open(cls, address: Address, timeout_s: float | None, limits: GrpcLimits) -> Self:
+    def open(
+        cls,
+        address: Address,
+        timeout_s: float | None,
+        limits: GrpcLimits,
+        *,
+        token: str | None = None,
+        tls: "ssl.SSLContext | None" = None,
+    ) -> Self:
         """Connect.
+
+        Args:
+            address: where to.
+            timeout_s: for TCP, and again for TLS.
+            limits: caps of messages and windows.
+            token: goes with every call.
+            tls: a client's context; None for plain TCP.
 
         Raises:
             Unavailable: nobody answers there, or not in time. Retryable.
+            NotPossibleNow: there is TLS, and no trust.
+            BadRequest: TLS was asked for, and the peer does not speak it.
         """
         try:
             connected = socket.create_connection(address, timeout_s)
@@ -78,7 +112,11 @@ class Connection:
                 " and is this its gRPC port (8001 by default)?"
             ) from error
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(connected, address, limits)
+        if tls is None:
+            return cls(connected, address, limits, token)
+        from hloserve.client.tls import start_tls  # importing ssl takes time that others do not owe
+
+        return cls(start_tls(connected, tls, address, timeout_s), address, limits, token)
 
     @property
     def is_closed(self) -> bool:
@@ -162,7 +200,8 @@ class Connection:
         except OSError as error:
             return http2.lose(error.strerror or str(error))
         if nbytes == 0:
-            return http2.lose("the server closed it")
+            hint = "" if self._has_read else ", before it said a word; does it speak TLS?"
+            return http2.lose(f"the server closed it{hint}")
         if not self._has_read:
             self._has_read = True
             if bytes(self._buffer[:5]) == b"HTTP/":

@@ -93,6 +93,7 @@ class GrpcClientConnection(Http2Connection):
         limits: caps of messages and windows.
         scheme: ``http`` or, over TLS, ``https``.
         user_agent: who is calling.
+        metadata: further headers of every call.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class GrpcClientConnection(Http2Connection):
         *,
         scheme: str = "http",
         user_agent: str = "hloserve",
+        metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> None:
         super().__init__(Role.CLIENT, limits or GrpcLimits())
         self._base: list[Header] = [
@@ -111,6 +113,7 @@ class GrpcClientConnection(Http2Connection):
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
             (b"user-agent", user_agent.encode("ascii", "replace")),
+            *encode_metadata(metadata),
         ]
         self._headers: dict[str, list[Header]] = {}
         self._calls: dict[int, _Call] = {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hloserve.client.address import parse_address
+from hloserve.client.address import asks_for_tls, parse_address
 from hloserve.core.errors import BadRequest
 
 
@@ -34,10 +34,14 @@ def test_urls_of_rest_are_refused_with_the_port_to_use(text: str) -> None:
         parse_address(text)
 
 
-def test_tls_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("grpcs://a:1", True), ("GRPCS://a:1", True), ("grpc://a:1", False), ("a:1", None)],
+)
+def test_the_scheme_says_whether_there_is_tls(text: str, wanted: bool | None) -> None:
     """A caller who wants TLS does not get cleartext."""
-    with pytest.raises(BadRequest, match="TLS"):
-        parse_address("grpcs://localhost:8001")
+    assert wanted is asks_for_tls(text)
+    assert "a:1" == str(parse_address(text))
 
 
 @pytest.mark.parametrize(

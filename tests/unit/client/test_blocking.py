@@ -434,7 +434,7 @@ def test_nothing_is_connected_before_the_first_call() -> None:
 def test_numbers_that_cannot_be_used_are_refused(name: str, value: int) -> None:
     """The message names the argument."""
     with pytest.raises(BadRequest, match=f"{name} is {value}"):
-        Client("localhost:1", **{name: value})
+        Client("localhost:1", **{name: value})  # type: ignore[arg-type]  # one of several arguments
 
 
 def test_a_timeout_of_a_call_must_be_above_zero() -> None:
