@@ -22,7 +22,7 @@ from hloserve.core.errors import (
     TooManyInFlight,
 )
 from hloserve.core.requests import InferRequest, InferResponse
-from hloserve.core.tensors import Array
+from hloserve.core.tensors import Array, Tensors
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.queued_request import QueuedRequest, build_requests
@@ -31,6 +31,7 @@ from hloserve.models.registry import Registry
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.in_flight import InFlight, Reply
 from hloserve.server.metrics import UNKNOWN_MODEL, RequestMetrics
+from hloserve.server.shared_memory import SharedMemory
 from hloserve.server.tensor_check import (
     check_inputs,
     check_output_names,
@@ -57,6 +58,7 @@ class InferenceService:
     """Serves inference requests. Loop thread only.
 
     Args:
+        shared_memory: serves requests whose tensors are not all in the message.
         max_in_flight: requests handled at once, 0 for no cap. Counted from `start` to the reply.
     """
 
@@ -67,6 +69,7 @@ class InferenceService:
         scheduler: Scheduler,
         hook_threads: TaskThreads,
         metrics: RequestMetrics,
+        shared_memory: SharedMemory,
         clock: Clock,
         max_in_flight: int,
     ) -> None:
@@ -74,6 +77,7 @@ class InferenceService:
         self._scheduler = scheduler
         self._hook_threads = hook_threads
         self._metrics = metrics
+        self.shared_memory = shared_memory
         self.now_ns = clock.now_ns
         self.max_in_flight = max_in_flight
         self.in_flight = 0
@@ -92,7 +96,8 @@ class InferenceService:
         elif request.deadline_ns <= now_ns:
             in_flight.done(None, DeadlineExceeded(request.model))
         else:
-            in_flight.begin(self.infer(request))
+            serve = self.infer if request.shared is None else self._infer_shared
+            in_flight.begin(serve(request))
         return in_flight
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -135,6 +140,15 @@ class InferenceService:
             )
         finally:
             uses.end()
+
+    async def _infer_shared(self, request: InferRequest) -> InferResponse:
+        """Serve a request with tensors in shared memory, whose copies surround `infer`."""
+        return await self.shared_memory.infer(request, self._check_outlines, self.infer)
+
+    def _check_outlines(self, request: InferRequest, outlines: Tensors) -> None:
+        """Check a request before its inputs are copied: arrays of no content stand for them."""
+        inputs = self._registry.get(request.model).inputs
+        check_inputs(inputs, {**request.inputs, **outlines})
 
     async def _execute_parts(
         self, device: DeviceModel, inputs: list[Array], parts: list[QueuedRequest]
