@@ -36,20 +36,23 @@ def read_secret(path: str, setting: str, *, is_secret: bool = True) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigProblem(path, setting, error.strerror or str(error)) from error
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             raise ConfigProblem(path, setting, "is not a file")
-        if found.st_mode & stat.S_IWOTH:
+        if mode & stat.S_IWOTH:
             raise ConfigProblem(
                 path, setting, "may be changed by every user of this machine; chmod o-w it"
             )
-        if is_secret and found.st_mode & stat.S_IROTH:
-            log_event(
-                log, "secret_is_readable", level=logging.WARNING, file=path, setting=setting,
-                hint="every user of this machine can read it; chmod o-r it",
-            )  # fmt: skip
-        data = file.read(_MOST_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(_MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if is_secret and mode & stat.S_IROTH:
+        log_event(
+            log, "secret_is_readable", level=logging.WARNING, file=path, setting=setting,
+            hint="every user of this machine can read it; chmod o-r it",
+        )  # fmt: skip
     if len(data) > _MOST_BYTES:
         raise ConfigProblem(path, setting, f"is larger than {_MOST_BYTES} bytes")
     return data
