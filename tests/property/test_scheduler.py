@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.engine_models import (
@@ -23,14 +23,23 @@ from support.engine_models import (
 )
 
 from hloserve.core.errors import HloserveError, ModelNotFound, QueueFull, ShuttingDown
-from hloserve.core.requests import NEVER_NS
+from hloserve.core.requests import DEFAULT_PRIORITY, NEVER_NS
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import QueuedRequest
+from hloserve.engine.queued_request import PRIORITY_STEP_NS, QueuedRequest
 from hloserve.engine.scheduler import Dispatch
 
 costs = st.integers(0, 20)
 """Of a batch, in ns: the scheduler compares them and nothing else."""
+
+priorities = st.just(DEFAULT_PRIORITY) | st.sampled_from([1, 9, 11, 100])
+"""Most callers name none."""
+
+
+def turn_of(request: QueuedRequest) -> int:
+    """Where a request belongs in its queue: its arrival, moved by its priority."""
+    return request.enqueued_ns + request.shift_ns
+
 
 NAMES = ("a", "b", "c")
 DEPTH = 6
@@ -102,11 +111,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.lists(st.integers(1, 4), min_size=1, max_size=3),
         width=st.integers(1, 2),
         budget=st.none() | st.integers(0, 3),
+        priority=priorities,
     )
-    def submit(self, name: str, rows: list[int], width: int, budget: int | None) -> None:
+    def submit(
+        self, name: str, rows: list[int], width: int, budget: int | None, priority: int
+    ) -> None:
         """All parts are queued, or the right error is raised and none is."""
         deadline_ns = NEVER_NS if budget is None else self.clock.now_ns() + budget * 10**9
-        requests = [dummy(self.models[name], count, (width,), deadline_ns) for count in rows]
+        model = self.models[name]
+        requests = [dummy(model, count, (width,), deadline_ns, priority) for count in rows]
         queue = self.queues.get(name)
         expected: type[HloserveError] | None = None
         if not self.is_open:
@@ -122,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert queue is not None
         self.scheduler.submit(requests)
         queue.extend(requests)
+        queue.sort(key=turn_of)
         self.submitted += requests
         assert self.is_told or not self.is_asleep, "work came, and nobody was told"
 
@@ -276,6 +290,37 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(priorities, st.integers(0, 3)), min_size=1, max_size=30))
+def test_priorities_order_a_queue_and_starve_nobody(arrivals: list[tuple[int, int]]) -> None:
+    """A smaller number goes first, but passes nobody who waited a step longer for each level."""
+    scheduler, clock = manual_scheduler()
+    model = build_model(FakeBackend(), sizes=[1])
+    scheduler.add(model)
+    made: list[tuple[QueuedRequest, int]] = []
+    for priority, seconds in arrivals:
+        clock.advance(seconds=seconds)
+        request = dummy(model, 1, priority=priority)
+        scheduler.submit([request])
+        made.append((request, priority))
+    priority_of = dict(made)
+    served: list[QueuedRequest] = []
+    while len(served) < len(made):
+        dispatch = scheduler.next_dispatch()
+        assert dispatch is not None
+        served += dispatch.requests
+
+    for place, first in enumerate(served):
+        for later in served[place + 1 :]:
+            levels = priority_of[later] - priority_of[first]
+            waited_ns = later.enqueued_ns - first.enqueued_ns
+            if levels == 0:
+                assert made.index((first, priority_of[first])) < made.index(
+                    (later, priority_of[later])
+                )
+            else:  # who went first was as urgent, or had waited so much longer
+                assert waited_ns + levels * PRIORITY_STEP_NS >= 0
 
 
 @pytest.mark.stress

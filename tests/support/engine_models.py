@@ -11,13 +11,19 @@ import numpy as np
 
 from hloserve.core.clock import Clock, ManualClock, SystemClock
 from hloserve.core.dtypes import F32, DType
+from hloserve.core.requests import DEFAULT_PRIORITY
 from hloserve.core.tensors import Array, Axis, AxisKind, TensorSpec
 from hloserve.engine.backend import Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey, variant_key
 from hloserve.engine.discipline import Discipline, Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend, FakeProgram
-from hloserve.engine.queued_request import QueuedRequest, build_requests
+from hloserve.engine.queued_request import (
+    PRIORITY_STEP_NS,
+    QueuedRequest,
+    ShiftedRequest,
+    build_requests,
+)
 from hloserve.engine.scheduler import Dispatch, Scheduler
 from hloserve.engine.signature import Signature, TensorType
 
@@ -103,10 +109,17 @@ def request(model: DeviceModel, *values: float, deadline_ns: int | None = None) 
 
 
 def dummy(
-    model: DeviceModel, rows: int, variant: VariantKey = (), deadline_ns: int = 2**63 - 1
+    model: DeviceModel,
+    rows: int,
+    variant: VariantKey = (),
+    deadline_ns: int = 2**63 - 1,
+    priority: int = DEFAULT_PRIORITY,
 ) -> QueuedRequest:
     """A request that is queued but never run: it has rows and no arrays."""
-    return QueuedRequest(model, [], rows, variant, deadline_ns)
+    if priority == DEFAULT_PRIORITY:
+        return QueuedRequest(model, [], rows, variant, deadline_ns)
+    shift_ns = (priority - DEFAULT_PRIORITY) * PRIORITY_STEP_NS
+    return ShiftedRequest(shift_ns, model, [], rows, variant, deadline_ns)
 
 
 class FakeLoop:

@@ -26,8 +26,8 @@ from hloserve.core.tensors import Array
 from hloserve.engine.assembly import StagingArea, assemble, check_outputs, slice_rows
 from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.queued_request import Outcome, QueuedRequest, deliver
-from hloserve.engine.scheduler import Dispatch, Scheduler, lone_size
+from hloserve.engine.queued_request import Outcome, QueuedRequest, deliver, lone_size
+from hloserve.engine.scheduler import Dispatch, Scheduler
 
 __all__ = ["CHEAP_NS", "Dispatcher", "Post"]
 

@@ -7,24 +7,38 @@ queues (`hloserve.engine.scheduler`).
 """
 
 import logging
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 from typing_extensions import override
 
 from hloserve.core.errors import BadRequest, HloserveError
 from hloserve.core.logging import log_event
-from hloserve.core.requests import NEVER_NS
+from hloserve.core.requests import DEFAULT_PRIORITY, NEVER_NS
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Ticket
 from hloserve.engine.assembly import split_inputs
-from hloserve.engine.batching import MOST_PARTS
+from hloserve.engine.batching import MOST_PARTS, smallest_fitting
 from hloserve.engine.device_model import DeviceModel, VariantKey
 
-__all__ = ["ModelQueue", "Outcome", "QueuedRequest", "build_requests", "deliver"]
+__all__ = [
+    "PRIORITY_STEP_NS",
+    "ModelQueue",
+    "Outcome",
+    "QueuedRequest",
+    "ShiftedRequest",
+    "build_requests",
+    "deliver",
+    "lone_size",
+]
 
 log = logging.getLogger(__name__)
+
+PRIORITY_STEP_NS = 2_000_000_000
+"""What one step of priority is worth: it passes requests that have waited this much longer."""
 
 Outcome: TypeAlias = list[Array] | HloserveError
 """What became of a request: its outputs in program order, or why there are none."""
@@ -42,11 +56,14 @@ class QueuedRequest(Ticket[list[Array]]):
         variant: which compiled shape they need.
         deadline_ns: monotonic instant from which nobody wants the answer any more.
         enqueued_ns: instant of submission; set by the scheduler.
+        shift_ns: its place in the queue is that of a request that came so much later.
 
     Threading: made, awaited, settled and cancelled on the loop thread; the dispatch thread reads.
     """
 
     __slots__ = ("deadline_ns", "enqueued_ns", "inputs", "model", "rows", "variant", "withdraw")
+
+    shift_ns = 0  # of the class, so that requests without priority need not store it
 
     def __init__(
         self,
@@ -75,8 +92,21 @@ class QueuedRequest(Ticket[list[Array]]):
             self.withdraw(self)
 
 
+class ShiftedRequest(QueuedRequest):
+    """A request of a priority other than the usual one; `shift_ns` is negative for a higher one."""
+
+    __slots__ = ("shift_ns",)
+
+    def __init__(self, shift_ns: int, *of_any_request: Any) -> None:
+        super().__init__(*of_any_request)
+        self.shift_ns = shift_ns
+
+
 def build_requests(
-    model: DeviceModel, inputs: list[Array], deadline_ns: int = NEVER_NS
+    model: DeviceModel,
+    inputs: list[Array],
+    deadline_ns: int = NEVER_NS,
+    priority: int = DEFAULT_PRIORITY,
 ) -> list[QueuedRequest]:
     """Make what one request submits: itself or, if no program holds it, its parts.
 
@@ -87,6 +117,7 @@ def build_requests(
         model: whose program runs.
         inputs: prepared, in executable order; names, dtypes and ranks already checked.
         deadline_ns: monotonic instant; `NEVER_NS` for none.
+        priority: smaller ones go first; see `ModelQueue`.
 
     Raises:
         TensorMismatch: the inputs disagree about their rows.
@@ -97,6 +128,9 @@ def build_requests(
     rows = model.rows_of(inputs)
     if not rows:
         return []
+    make: Callable[..., QueuedRequest] = QueuedRequest
+    if priority != DEFAULT_PRIORITY:
+        make = partial(ShiftedRequest, (priority - DEFAULT_PRIORITY) * PRIORITY_STEP_NS)
     if not model.can_coalesce:
         model.check_rows(variant, rows)
     elif rows > (largest := model.largest_size(variant)):
@@ -107,10 +141,18 @@ def build_requests(
                 f" {largest * MOST_PARTS} rows at a time"
             )
         return [
-            QueuedRequest(model, part, part_rows, variant, deadline_ns)
+            make(model, part, part_rows, variant, deadline_ns)
             for part_rows, part in split_inputs(model.inputs, inputs, rows, largest)
         ]
-    return [QueuedRequest(model, inputs, rows, variant, deadline_ns)]
+    return [make(model, inputs, rows, variant, deadline_ns)]
+
+
+def lone_size(model: DeviceModel, request: QueuedRequest) -> int:
+    """The size at which a request runs alone; 0 when the model has a program of any size."""
+    sizes = model.sizes(request.variant)
+    if not sizes:
+        return request.rows  # no such program; running it says so, to this caller only
+    return 0 if sizes[0] == 0 else smallest_fitting(sizes, request.rows)
 
 
 def deliver(requests: Sequence[QueuedRequest], outcomes: Sequence[Outcome]) -> None:
@@ -134,10 +176,37 @@ def deliver(requests: Sequence[QueuedRequest], outcomes: Sequence[Outcome]) -> N
 
 
 class ModelQueue:
-    """Requests that wait for one model, oldest first. Guarded by the scheduler's lock."""
+    """Requests that wait for one model, in the order of their turns.
 
-    __slots__ = ("model", "requests")
+    A request's turn is that of its arrival, moved by `PRIORITY_STEP_NS` for each step between its
+    priority and the usual one. So a smaller priority passes a larger one, unless that has waited
+    so much longer; among equals who came first goes first; and nobody is passed for ever: from some
+    time after its arrival on, nothing that comes is put before a request.
+
+    Attributes:
+        requests: in that order.
+        last_rank_ns: turns after this instant are those of requests of no priority that come from
+            now on, so they go to the end.
+
+    Threading: guarded by the scheduler's lock.
+    """
+
+    __slots__ = ("last_rank_ns", "model", "requests")
 
     def __init__(self, model: DeviceModel) -> None:
         self.model = model
         self.requests: deque[QueuedRequest] = deque()
+        self.last_rank_ns = 0
+
+    def insert(self, requests: Sequence[QueuedRequest]) -> None:
+        """Queue the parts of one request at their place."""
+        rank_ns = _rank_ns(requests[0])
+        place = bisect_right(self.requests, rank_ns, key=_rank_ns)
+        for offset, request in enumerate(requests):
+            self.requests.insert(place + offset, request)
+        self.last_rank_ns = max(self.last_rank_ns, rank_ns)
+
+
+def _rank_ns(request: QueuedRequest) -> int:
+    """The instant of a request's turn; requests are served in the order of theirs."""
+    return request.enqueued_ns + request.shift_ns

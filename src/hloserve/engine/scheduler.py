@@ -14,6 +14,8 @@ Rules.
 4. What a dispatch costs does not depend on how many idle models there are.
 5. A queue belongs to a `DeviceModel`, not to a name: two generations of a model have two queues, so
    what was queued for the old one is answered by the old one while the new one serves.
+6. A queue is in the order of arrival, but for requests of a priority (`ModelQueue`). Models are
+   chosen by who is in front, whatever its priority.
 """
 
 import threading
@@ -24,12 +26,12 @@ from math import inf
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
-from hloserve.engine.batching import plan_batch, saturation_rows, smallest_fitting
+from hloserve.engine.batching import plan_batch, saturation_rows
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.discipline import Discipline
-from hloserve.engine.queued_request import ModelQueue, QueuedRequest, deliver
+from hloserve.engine.queued_request import ModelQueue, QueuedRequest, deliver, lone_size
 
-__all__ = ["Dispatch", "Scheduler", "lone_size", "take_batch"]
+__all__ = ["Dispatch", "Scheduler", "take_batch"]
 
 
 @dataclass(slots=True)
@@ -173,7 +175,10 @@ class Scheduler:
             for request in requests:
                 request.enqueued_ns = now_ns
                 request.withdraw = withdraw
-            queue.requests.extend(requests)
+            if requests[0].shift_ns or now_ns < queue.last_rank_ns:
+                queue.insert(requests)
+            else:
+                queue.requests.extend(requests)
             if not depth:
                 self._waiting[model] = queue
             if not self._is_thread_waiting or self._is_announced:
@@ -390,11 +395,3 @@ def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
     waiting.extendleft(reversed(live[plan.taken :]))
     del live[plan.taken :]
     return Dispatch(model, live, plan.rows, plan.size, expired, now_ns)
-
-
-def lone_size(model: DeviceModel, request: QueuedRequest) -> int:
-    """The size at which a request runs alone; 0 when the model has a program of any size."""
-    sizes = model.sizes(request.variant)
-    if not sizes:
-        return request.rows  # no such program; running it says so, to this caller only
-    return 0 if sizes[0] == 0 else smallest_fitting(sizes, request.rows)
