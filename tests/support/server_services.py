@@ -19,6 +19,7 @@ from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
 from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import RequestMetrics
+from hloserve.server.operations import build_operations
 from hloserve.server.repository import Repository, RepositorySettings
 from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.shared_memory import SharedMemory
@@ -50,6 +51,9 @@ class Services:
         flags = {"model_dirs": [str(directory)], "model_control_mode": mode}
         self.config = load(None, {}, flags).config
         self.repository.begin(BundleLoader(self.backend, self.config, NoProgress()), {})
+        self.operations = build_operations(
+            self.config, self.registry, self.metrics, self.engine.clock
+        )
         self._look_threads = TaskThreads(1, self.engine.loop.post, name="look")
         self.control = RepositoryControl(
             self.repository, [directory], self.config, self._look_threads

@@ -27,6 +27,7 @@ __all__ = [
     "LogSettings",
     "TextFormatter",
     "configure",
+    "installed_handler",
     "log_event",
 ]
 
@@ -168,6 +169,12 @@ def configure(
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     return handler
+
+
+def installed_handler() -> EventHandler | None:
+    """What writes this process's log, if `configure` has set it up."""
+    handlers = logging.getLogger().handlers
+    return next((each for each in handlers if isinstance(each, EventHandler)), None)
 
 
 class TextFormatter(logging.Formatter):

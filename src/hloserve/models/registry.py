@@ -8,7 +8,7 @@ Rule: what takes a model's place gives it back, so that whoever changed the regi
 model may serve under two names for a while, and is given back when it has lost the last.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,11 @@ class Registry:
         self.is_discovering = False
         self._entries: dict[str, _Entry] = {}
         self._is_decided = False
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` after every change."""
+        self._watchers.append(watcher)
 
     def set_loading(self, name: str, reason: str = "loading") -> None:
         """Note that a bundle is being loaded; what serves under the name goes on.
@@ -97,6 +102,7 @@ class Registry:
     def remove(self, name: str) -> Model | None:
         """Forget a name; returns its model, to be retired, unless it serves under another one."""
         entry = self._entries.pop(name, None)
+        self._tell()
         return self._if_nameless(None if entry is None else entry.model)
 
     def get(self, name: str) -> Model:
@@ -150,6 +156,11 @@ class Registry:
         self._entries[name] = entry
         if not any(entry.state is ModelState.LOADING for entry in self._entries.values()):
             self._is_decided = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _model(self, name: str) -> Model | None:
         entry = self._entries.get(name)

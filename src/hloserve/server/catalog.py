@@ -15,9 +15,13 @@ __all__ = ["EXTENSIONS", "Catalog"]
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "logging",
+    "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
     "parameters",
+    "statistics",
+    "trace",
 )
 """Extensions of the V2 protocol that every server has, by their published names."""
 
@@ -71,6 +75,10 @@ class Catalog:
             if entry.name == name:
                 return entry.state is ModelState.READY and not self.is_draining
         raise ModelNotFound(name)
+
+    def knows(self, name: str) -> bool:
+        """True for every model of the repository, in whatever state."""
+        return self._registry.knows(name)
 
     def index(self, *, ready_only: bool = False) -> list[ModelIndexEntry]:
         """List the repository, sorted by name."""

@@ -15,8 +15,11 @@ from hloserve.core.errors import HloserveError, ModelNotFound
 from hloserve.core.requests import InferResponse, Parameter
 from hloserve.core.tickets import Call, Ticket
 from hloserve.server.catalog import Catalog
+from hloserve.server.grpc_stream import StreamHandler
 from hloserve.server.grpc_transport import Handler, Rpc
 from hloserve.server.inference import InferenceService
+from hloserve.server.operations import Operations
+from hloserve.server.operations_grpc import operations_answers
 from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.shared_memory_grpc import shared_memory_methods
 from hloserve.wire import v2_protobuf as codec
@@ -36,11 +39,13 @@ class GrpcInferenceService:
         inference: InferenceService,
         catalog: Catalog,
         control: RepositoryControl,
+        operations: Operations,
         clock: Clock,
     ) -> None:
         self._inference = inference
         self._catalog = catalog
         self._control = control
+        self._operations = operations
         self._clock = clock
 
     def methods(self) -> Mapping[str, Handler]:
@@ -52,6 +57,7 @@ class GrpcInferenceService:
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "RepositoryIndex": self._repository_index,
+            **operations_answers(self._operations),
         }
         table: dict[str, Handler] = {
             _SERVICE + name: partial(_answer, method) for name, method in answers.items()
@@ -61,6 +67,10 @@ class GrpcInferenceService:
         table[_SERVICE + "RepositoryModelLoad"] = self._load
         table[_SERVICE + "RepositoryModelUnload"] = self._unload
         return table
+
+    def streams(self) -> Mapping[str, StreamHandler]:
+        """Streaming handlers by full method path."""
+        return {}
 
     def model_infer(self, rpc: Rpc) -> None:
         """Decode, call, encode."""

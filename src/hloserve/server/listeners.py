@@ -21,7 +21,8 @@ from hloserve.core.clock import Clock
 from hloserve.core.errors import ConfigProblem
 from hloserve.core.logging import log_event
 from hloserve.server.access import scope_of_admin, scope_of_rest
-from hloserve.server.grpc_transport import GrpcServer, Handler
+from hloserve.server.grpc_services import GrpcServices
+from hloserve.server.grpc_transport import GrpcServer
 from hloserve.server.rest_transport import Exchange, HttpServer, HttpTimeouts
 from hloserve.server.security import Security
 from hloserve.wire.grpc_limits import GrpcLimits
@@ -83,7 +84,7 @@ class Listeners:
         sources: Mapping[str, str],
         clock: Clock,
         *,
-        grpc_methods: Mapping[str, Handler],
+        grpc: GrpcServices,
         rest: Callable[[Exchange], None],
         admin: Callable[[Exchange], None],
     ) -> None:
@@ -110,12 +111,13 @@ class Listeners:
             security.http_guard(scope_of_admin),
         )
         self._grpc = GrpcServer(
-            grpc_methods,
+            grpc.methods,
             GrpcLimits(
                 max_recv_msg_bytes=config.grpc.max_recv_msg_bytes,
                 max_send_msg_bytes=config.grpc.max_send_msg_bytes,
             ),
             clock,
+            streams=grpc.streams,
             guard=security.grpc_guard,
         )
 

@@ -18,6 +18,8 @@ from hloserve.core.requests import NEVER_NS, InferResponse, Parameter
 from hloserve.core.tickets import Call
 from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
+from hloserve.server.operations import Operations
+from hloserve.server.operations_rest import OperationsEndpoints
 from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_exchange import Exchange
 from hloserve.server.shared_memory_rest import SharedMemoryEndpoints
@@ -27,6 +29,9 @@ __all__ = ["RestInferenceService"]
 
 _Endpoint: TypeAlias = Callable[[Exchange, str, str], None]
 """Answers one exchange about a model and a version; both empty where the path names none."""
+
+_STATISTICS = ("v2", "models", "stats")
+"""The statistics of all models, unless there is a model of that name."""
 
 _Methods: TypeAlias = Mapping[str, _Endpoint]
 
@@ -43,6 +48,7 @@ class RestInferenceService:
         inference: InferenceService,
         catalog: Catalog,
         control: RepositoryControl,
+        operations: Operations,
         clock: Clock,
         pages: Mapping[str, Path],
     ) -> None:
@@ -52,16 +58,24 @@ class RestInferenceService:
         self._shared_memory = SharedMemoryEndpoints(inference.shared_memory)
         self._clock = clock
         self._pages = pages
+        endpoints = OperationsEndpoints(operations)
+        trace = _get(endpoints.trace_settings) | {"POST": endpoints.set_trace_settings}
+        self._statistics_of_all = _get(endpoints.statistics)
         self._fixed: Mapping[tuple[str, ...], _Methods] = {
             ("v2",): _get(self._server_metadata),
             ("v2", "health", "live"): _get(self._live),
             ("v2", "health", "ready"): _get(self._ready),
             ("v2", "repository", "index"): {"POST": self._index},
+            ("v2", "trace", "setting"): trace,
+            ("v2", "logging"): _get(endpoints.log_settings) | {"POST": endpoints.set_log_settings},
         }
         self._of_model: Mapping[tuple[str, ...], _Methods] = {
             (): _get(self._model_metadata),
             ("ready",): _get(self._model_ready),
             ("infer",): {"POST": self._infer},
+            ("config",): _get(endpoints.config),
+            ("stats",): _get(endpoints.statistics),
+            ("trace", "setting"): trace,
         }
         self._of_repository: Mapping[str, _Methods] = {
             "load": {"POST": self._load},
@@ -81,6 +95,8 @@ class RestInferenceService:
         if segments[:2] == ("v2", "models") and len(segments) > 2:
             model, version, rest = _split_model_path(segments[2:])
             methods = self._of_model.get(rest)
+            if segments == _STATISTICS and not self._catalog.knows(model):
+                model, methods = "", self._statistics_of_all
         elif segments[:2] == ("v2", "repository"):
             model, methods = self._route_repository(segments[2:])
         elif segments[:1] == ("v2",) and segments not in self._fixed:
@@ -209,7 +225,7 @@ def _ended(exchange: Exchange) -> Callable[[None, Exception | None], None]:
     return done
 
 
-def _get(endpoint: _Endpoint) -> _Methods:
+def _get(endpoint: _Endpoint) -> dict[str, _Endpoint]:
     return {"GET": endpoint, "HEAD": endpoint}
 
 

@@ -43,12 +43,13 @@ from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
-from hloserve.server.grpc_service import GrpcInferenceService
+from hloserve.server.grpc_services import build_grpc_services
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
 from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
+from hloserve.server.operations import build_operations
 from hloserve.server.progress import build_progress
 from hloserve.server.repository import Repository, RepositorySettings
 from hloserve.server.repository_control import RepositoryControl
@@ -221,20 +222,17 @@ class Worker:
         clock, inference, catalog = self._clock, self._inference, self._catalog
         roots = repository_roots(self.config)
         control = RepositoryControl(self.repository, roots, self.config, self._look_threads)
+        registry, metrics = self.registry, self.request_metrics
+        operations = build_operations(self.config, registry, metrics, clock)
         figures = WorkerFigures(
-            self.config,
-            self.registry,
-            self._scheduler,
-            inference,
-            self.request_metrics,
-            self.model_events,
+            self.config, registry, self._scheduler, inference, metrics, self.model_events
         )
         return Listeners(
             self.config,
             loaded.sources,
             clock,
-            grpc_methods=GrpcInferenceService(inference, catalog, control, clock).methods(),
-            rest=RestInferenceService(inference, catalog, control, clock, pages),
+            grpc=build_grpc_services(inference, catalog, control, operations, clock, registry),
+            rest=RestInferenceService(inference, catalog, control, operations, clock, pages),
             admin=AdminService(catalog, Exposition(figures)),
         )
 

@@ -29,7 +29,11 @@ def _call(
     services: Services, method: str, message: bytes = b"", deadline_ns: int = NEVER_NS
 ) -> GrpcCaller:
     service = GrpcInferenceService(
-        services.inference, services.catalog, services.control, SystemClock()
+        services.inference,
+        services.catalog,
+        services.control,
+        services.operations,
+        SystemClock(),
     )
     caller = GrpcCaller(message, deadline_ns)
     service.methods()[f"/inference.GRPCInferenceService/{method}"](caller)

@@ -11,6 +11,7 @@ import pytest
 from hloserve.config import load
 from hloserve.core.clock import SystemClock
 from hloserve.core.errors import ConfigProblem
+from hloserve.server.grpc_services import GrpcServices
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
 from hloserve.server.rest_transport import Exchange
 
@@ -29,7 +30,7 @@ def _on_ports(
             loaded.config,
             loaded.sources,
             SystemClock(),
-            grpc_methods={},
+            grpc=GrpcServices({}, {}),
             rest=rest,
             admin=lambda exchange: exchange.reply(200, b"admin"),
         )

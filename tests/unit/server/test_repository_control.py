@@ -28,7 +28,11 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 def _grpc(services: Services, method: str, message: bytes) -> GrpcCaller:
     service = GrpcInferenceService(
-        services.inference, services.catalog, services.control, SystemClock()
+        services.inference,
+        services.catalog,
+        services.control,
+        services.operations,
+        SystemClock(),
     )
     caller = GrpcCaller(message)
     service.methods()[f"/inference.GRPCInferenceService/{method}"](caller)
@@ -39,7 +43,12 @@ def _grpc(services: Services, method: str, message: bytes) -> GrpcCaller:
 
 def _rest(services: Services, target: str, body: object = None) -> RestCaller:
     service = RestInferenceService(
-        services.inference, services.catalog, services.control, SystemClock(), {}
+        services.inference,
+        services.catalog,
+        services.control,
+        services.operations,
+        SystemClock(),
+        {},
     )
     caller = RestCaller("POST", target, b"" if body is None else json.dumps(body).encode())
     service(caller.exchange)

@@ -32,7 +32,12 @@ def _ask(
     pages: "dict[str, Path] | None" = None,
 ) -> RestCaller:
     service = RestInferenceService(
-        services.inference, services.catalog, services.control, SystemClock(), pages or {}
+        services.inference,
+        services.catalog,
+        services.control,
+        services.operations,
+        SystemClock(),
+        pages or {},
     )
     caller = RestCaller(method, target, b"" if body is None else json.dumps(body).encode())
     service(caller.exchange)
