@@ -61,7 +61,8 @@ def remove_key(text: str, key: str) -> str:
     if text[begin : name.start_mark.index].strip(" ") or _line_count(text, name, value) > 1:
         raise EditRefused(f"{key!r} is not on a line of its own; write it there as '{key}: ...'")
     end = _line_end(text, value.end_mark.index)
-    if end == len(text):  # the last line, without a newline: take the one before it instead
+    if not text[:end].endswith("\n"):
+        # The last line has no newline: take the one before it instead.
         begin -= len(_newline_before(text, begin))
     edited = text[:begin] + text[end:]
     _check(text, edited, key, lambda found: found is None)

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from hloserve.cli.bundle_arguments import all_bundles
-from hloserve.cli.printing import print_json, safe
+from hloserve.cli.printing import error_text, print_json, safe
 from hloserve.core.terminal_line import TerminalLine
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _WORDS = {
     "nothing_to_do": "nothing to do",
     "failed": "FAILED",
 }
+
+_PATIENCE_S = 1.0
+"""For what runs when the command is interrupted."""
 
 
 @click.command()
@@ -151,15 +154,22 @@ class _Runs:
         jobs: int,
     ) -> "Iterator[MigrationResult]":
         """Results as they come."""
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                for future in as_completed([pool.submit(act, bundle) for bundle in bundles]):
-                    self._done += 1
-                    yield future.result()
-            except BaseException:
-                self._is_interrupted = True  # what is being written ends at its next piece
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(jobs)
+        futures = [pool.submit(act, bundle) for bundle in bundles]
+        try:
+            for future in as_completed(futures):
+                self._done += 1
+                yield future.result()
+        except BaseException:
+            self._is_interrupted = True  # what is being written ends at its next piece
+            pool.shutdown(wait=False, cancel_futures=True)
+            if wait(futures, _PATIENCE_S).not_done:
+                self.clear()
+                click.echo(error_text("interrupted"), err=True)
+                # A wait for a lock cannot be interrupted, and a migration may die at any instant.
+                os._exit(130)
+            raise
+        pool.shutdown()
 
     def check(self, step: str) -> None:
         """Stop changing files when the command was interrupted."""

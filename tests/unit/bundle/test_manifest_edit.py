@@ -63,6 +63,8 @@ def test_value_is_replaced_alone(before: str, after: str) -> None:
     ("before", "after"),
     [
         ("a: 1\nweights_file: x # c\nb: 2\n", "a: 1\nb: 2\n"),
+        ("a: 1\nweights_file: x\n", "a: 1\n"),
+        ("a: 1\nweights_file:\n", "a: 1\n"),
         ("a: 1\nweights_file: x", "a: 1"),
         ("a: 1\r\nweights_file: x", "a: 1"),
         ("  weights_file: 'x'\n  a: 1", "  a: 1"),
