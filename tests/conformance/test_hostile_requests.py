@@ -412,7 +412,7 @@ def test_methods_that_do_not_exist_are_unimplemented(asker: Asker) -> None:
     """Parts of the protocol that are not there say so."""
     for method, request in (
         (asker.stub.ModelStatistics, service_pb2.ModelStatisticsRequest()),
-        (asker.stub.SystemSharedMemoryStatus, service_pb2.SystemSharedMemoryStatusRequest()),
+        (asker.stub.CudaSharedMemoryStatus, service_pb2.CudaSharedMemoryStatusRequest()),
         (asker.stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest(model_name="f32")),
     ):
         with pytest.raises(grpc.RpcError) as caught:

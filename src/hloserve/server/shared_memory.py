@@ -22,7 +22,7 @@ import numpy as np
 
 from hloserve.config.schema import SharedMemoryConfig
 from hloserve.core.clock import Clock
-from hloserve.core.dtypes import by_numpy
+from hloserve.core.dtypes import of_wire
 from hloserve.core.errors import NotPossibleNow, Overloaded, RegionNotRegistered, TensorMismatch
 from hloserve.core.requests import (
     InferRequest,
@@ -36,7 +36,7 @@ from hloserve.core.tensors import Array, Tensors
 from hloserve.core.tickets import Ticket
 from hloserve.engine.assembly import aligned_memory
 from hloserve.wire.shared_memory import SHARED_MEMORY_DIR, Region, exists, open_region
-from hloserve.wire.tensor_bytes import bytes_of, view_as_array
+from hloserve.wire.tensor_bytes import array_from_bytes, bytes_of
 
 __all__ = ["SharedMemory"]
 
@@ -260,7 +260,7 @@ class SharedMemory:
             if start:
                 await self._next_turn()
             region.read(placement.offset + start, memory[start : start + _COPY_BYTES])
-        return view_as_array(name, dtype, shape, placement.byte_size, memory.data)
+        return array_from_bytes(name, dtype, shape, memory.data)
 
     async def _write_outputs(
         self,
@@ -269,25 +269,25 @@ class SharedMemory:
         outputs: Tensors,
     ) -> dict[str, SharedTensor]:
         """Copy outputs to their places; nothing when one of them does not fit."""
-        for name, (_, _, byte_size) in placements.items():
-            if outputs[name].nbytes > byte_size:
+        contents = {name: memoryview(bytes_of(outputs[name])) for name in placements}
+        for name, data in contents.items():
+            byte_size = placements[name].byte_size
+            if len(data) > byte_size:
+                needed = f"at least {len(data)}"
                 raise TensorMismatch(
-                    f"output {name!r}",
-                    "shared_memory_byte_size",
-                    f"at least {outputs[name].nbytes}",
-                    byte_size,
+                    f"output {name!r}", "shared_memory_byte_size", needed, byte_size
                 )
         written = {}
-        for name, (region_name, offset, _) in placements.items():
-            array = outputs[name]
-            data = memoryview(bytes_of(array))
+        for name, data in contents.items():
+            region_name, offset, _ = placements[name]
             region = held[region_name].region
             for start in range(0, len(data), _COPY_BYTES):
                 if start:
                     await self._next_turn()
                 region.write(offset + start, data[start : start + _COPY_BYTES])
-            placement = Placement(region_name, offset, array.nbytes)
-            written[name] = SharedTensor(by_numpy(array.dtype), array.shape, placement)
+            array = outputs[name]
+            placement = Placement(region_name, offset, len(data))
+            written[name] = SharedTensor(of_wire(array.dtype), array.shape, placement)
         return written
 
     def _next_turn(self) -> Ticket[None]:

@@ -9,7 +9,7 @@ Source: system shared memory extension of V2, "Inference".
 
 from collections.abc import Mapping
 
-from hloserve.core.dtypes import DType
+from hloserve.core.dtypes import BYTES, DType
 from hloserve.core.errors import BadRequest, TensorMismatch
 from hloserve.core.requests import Parameter, Placement, SharedTensor
 from hloserve.wire.tensor_bytes import format_shape
@@ -69,7 +69,7 @@ def shared_tensor(
     Raises:
         TensorMismatch: the place is larger or smaller than the tensor.
     """
-    if placement.byte_size != nbytes:
+    if dtype is not BYTES and placement.byte_size != nbytes:  # strings tell their lengths inside
         what = f"{_SIZE} of a {dtype.kserve or dtype} tensor of shape {format_shape(shape)}"
         raise TensorMismatch(tensor, what, nbytes, placement.byte_size)
     return SharedTensor(dtype, shape, placement)
