@@ -108,6 +108,7 @@ def _measure(entry: Entry) -> Row:
     torch.manual_seed(0)
     try:
         module, inputs = entry.build()
+        _disturb(module)
         if entry.calibrate:
             _calibrate(module, inputs)
         args, kwargs = as_arguments(inputs, None)
@@ -161,6 +162,14 @@ def _draw(example: Any, rows: int, rng: Any) -> Any:
             return np.ones(shape, example.dtype)  # a mask
         return rng.integers(0, example.max() + 1, shape).astype(example.dtype)
     return rng.standard_normal(shape).astype(example.dtype)
+
+
+def _disturb(module: Any) -> None:
+    """Give parameters of one value, such as a head of zeros, several."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
 
 
 def _calibrate(module: Any, inputs: Any) -> None:
