@@ -1,4 +1,4 @@
-"""The format on disk: manifest, axes, weights, layout, writing.
+"""The format on disk: manifest, axes, weights, layout, writing, migration.
 
 What lives here: bundles as files and as plain values. What does not: what is in a program, and
 anything that runs (`hloserve.engine`, `hloserve.models`). No jax.

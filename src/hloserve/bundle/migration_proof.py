@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hloserve.bundle.active_weights import RECORD_KEYS
-from hloserve.bundle.findings import describe, listing, raise_findings
+from hloserve.bundle.findings import listing, raise_findings
 from hloserve.bundle.weights import AXIS_ORDER, WeightsFile, WeightTensor
 from hloserve.core.errors import MissingExtra, WeightsProblem
 from hloserve.core.tensors import Array
@@ -158,12 +158,6 @@ def _compare_bytes(
     second: Array,
 ) -> None:
     """Compare one tensor; in memory are four of it at most."""
-    if tensor.nbytes != copied.nbytes or second.nbytes != tensor.nbytes:
-        raise WeightsProblem(
-            copy.path,
-            f"tensor {tensor.name[:80]!r} has {describe(copied.nbytes)} bytes, the original"
-            f" {tensor.nbytes}",
-        )
     there = np.empty(tensor.nbytes, np.uint8)
     copy.read_into(copied, there)
     word = np.dtype(f"u{tensor.dtype.itemsize}")
