@@ -18,6 +18,14 @@ import numpy.typing as npt
 from hloserve.client.address import asks_for_tls, parse_address
 from hloserve.client.connection import Connection, remaining_s
 from hloserve.client.failures import failure_of
+from hloserve.client.shared_memory import (
+    SharedArray,
+    SharedMemory,
+    call_registered,
+    collect_outputs,
+    plain_arrays,
+    shared_tensors,
+)
 from hloserve.core.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -31,11 +39,13 @@ from hloserve.core.requests import (
     ModelIndexEntry,
     ModelMetadata,
     Parameter,
+    RegionStatus,
     ServerMetadata,
 )
 from hloserve.core.tensors import Tensors
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_metadata as calls
+from hloserve.wire import v2_protobuf_shared_memory as shared_memory_codec
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
 
@@ -115,9 +125,10 @@ class Client:
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, npt.ArrayLike | SharedArray],
         *,
         outputs: Sequence[str] | None = None,
+        into: Mapping[str, SharedArray] | None = None,
         timeout_s: float | None = None,
         request_id: str = "",
         parameters: Mapping[str, Parameter | np.generic] | None = None,
@@ -129,14 +140,16 @@ class Client:
             inputs: by name, in numpy order. What is no array is made one by `numpy.asarray`, so a
                 list of Python floats becomes float64: give arrays of the model's dtype. Any memory
                 layout and byte order will do.
-            outputs: names of those to return, in that order; all by default.
+            outputs: names of those to return, in that order; all by default, or those of `into`.
+            into: outputs that the server shall write into shared memory, by name.
             timeout_s: instead of the client's.
             request_id: echoed by the server and in its log.
             parameters: request parameters of the V2 protocol.
 
         Returns:
             The outputs by name, in the order of the answer. They are read-only views of the
-            answer; copy one to change it. BF16 comes as `ml_dtypes.bfloat16`.
+            answer; copy one to change it. BF16 comes as `ml_dtypes.bfloat16`. Those of `into` are
+            views of the shared memory, of the shape that they have this time.
 
         Raises:
             BadRequest: the server, or this client, refuses the request; the message says why.
@@ -148,14 +161,49 @@ class Client:
         """
         request = InferRequest(
             model,
-            {name: np.asarray(array) for name, array in inputs.items()},
+            plain_arrays(inputs),
             id=request_id,
             outputs=() if outputs is None else _names(outputs),
             parameters={} if parameters is None else _parameters(parameters),
         )
+        places = into or {}
+        request.shared = shared_tensors(inputs, places)
+        request.outputs += tuple(name for name in places if name not in request.outputs)
         body = codec.encode_infer_request(request)
-        answer = self._call("ModelInfer", body, model, timeout_s)
-        return self._read(codec.decode_infer_response, answer).outputs
+
+        def call() -> Message:
+            return self._call("ModelInfer", body, model, timeout_s)
+
+        answer = call() if request.shared is None else call_registered(call, inputs, places)
+        response = self._read(codec.decode_infer_response, answer)
+        if request.shared is None:
+            return response.outputs
+        return collect_outputs(response, places, request.outputs)
+
+    def shared_memory(self, nbytes: int, *, mode: int = 0o600) -> SharedMemory:
+        """Make memory that the server sees too, and register it there.
+
+        The server must be on this machine, and have `shared_memory.enabled`.
+
+        Args:
+            nbytes: its size; arrays in it begin at multiples of 64.
+            mode: permissions of the object; a server that runs as another user must be able to
+                read and write it, and so will all whom this lets.
+
+        Raises:
+            NotPossibleNow: the server has it not enabled, or there is no room.
+            BadRequest: the server does not see it.
+        """
+        return SharedMemory(self._call, nbytes, mode)
+
+    def shared_memory_status(self) -> tuple[RegionStatus, ...]:
+        """The regions of shared memory that clients registered with the server, whoever they are.
+
+        Raises:
+            NotPossibleNow: the server has shared memory not enabled.
+        """
+        answer = self._call("SystemSharedMemoryStatus")
+        return self._read(shared_memory_codec.decode_status_response, answer)
 
     def model_metadata(self, model: str) -> ModelMetadata:
         """Inputs and outputs of a model: `.inputs[i].name`, `.datatype`, `.shape`.
