@@ -27,6 +27,8 @@ from hloserve.server.metrics import RequestMetrics
 
 __all__ = ["STATISTICS_VERSION", "ModelReports"]
 
+_GPU_PLATFORMS = ("cuda", "gpu", "rocm")
+
 STATISTICS_VERSION = "1"
 """The version that statistics name: published load generators read it as a number."""
 
@@ -59,7 +61,7 @@ class ModelReports:
         model = self._registry.get(name)
         metadata, device = model.metadata, model.device
         is_batched = device.can_coalesce and _has_rows_in_front(model)
-        is_cpu = metadata.platform == "cpu"
+        is_gpu = metadata.platform in _GPU_PLATFORMS
         return ModelConfig(
             name=name,
             platform=metadata.platform,
@@ -68,8 +70,8 @@ class ModelReports:
             inputs=_tensors(metadata.inputs, is_batched=is_batched),
             outputs=_tensors(metadata.outputs, is_batched=is_batched),
             preferred_batch_sizes=device.batch_sizes if is_batched else (),
-            instance_kind="KIND_CPU" if is_cpu else "KIND_GPU",
-            device_ordinals=() if is_cpu else (self._device_ordinal,),
+            instance_kind="KIND_GPU" if is_gpu else "KIND_CPU",
+            device_ordinals=(self._device_ordinal,) if is_gpu else (),
         )
 
     def statistics(self, name: str, version: str) -> list[ModelReport]:
@@ -96,10 +98,10 @@ class ModelReports:
         )
         served = statistics.requests_served
         input_ns, infer_ns, output_ns = _seen_by_requests(statistics, batches)
-        is_cpu = model.metadata.platform == "cpu"
+        is_gpu = model.metadata.platform in _GPU_PLATFORMS
         memory = MemoryReport(
-            "CPU" if is_cpu else "GPU",
-            0 if is_cpu else self._device_ordinal,
+            "GPU" if is_gpu else "CPU",
+            self._device_ordinal if is_gpu else 0,
             model.arena.capacity_bytes,
         )
         return ModelReport(

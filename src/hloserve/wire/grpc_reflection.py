@@ -62,7 +62,7 @@ def answer_reflection(body: ByteString, services: Collection[str]) -> bytes:
         elif kind == "file_by_filename":
             _put_file(response, _FILES[request.file_by_filename])
         elif kind == "file_containing_symbol":
-            _put_file(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
+            _put_file(response, _file_of(request.file_containing_symbol))
         elif kind == "all_extension_numbers_of_type":
             name = POOL.FindMessageTypeByName(request.all_extension_numbers_of_type).full_name
             response.all_extension_numbers_response.base_type_name = name
@@ -73,6 +73,15 @@ def answer_reflection(body: ByteString, services: Collection[str]) -> bytes:
     except KeyError:
         _put_error(response, Code.NOT_FOUND, f"{kind}: this server has no such definition")
     return response.SerializeToString()
+
+
+def _file_of(symbol: str) -> FileDescriptor:
+    """The file that defines a symbol. The pool knows no methods by name. Raises KeyError."""
+    service, _, method = symbol.rpartition(".")
+    try:
+        return POOL.FindFileContainingSymbol(symbol)
+    except KeyError:
+        return POOL.FindServiceByName(service).methods_by_name[method].containing_service.file
 
 
 def _put_file(response: pb.ServerReflectionResponse, file: FileDescriptor) -> None:

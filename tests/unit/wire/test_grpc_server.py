@@ -20,6 +20,7 @@ from support.grpc_frames import (
 )
 from support.grpc_pair import ECHO, TALK, Pair
 
+from hloserve.core.errors import Overloaded
 from hloserve.wire.grpc_events import (
     GoAway,
     MessageReceived,
@@ -396,3 +397,89 @@ def test_a_ping_goes_out() -> None:
     server.ping()
 
     assert [PING] == [kind for kind, *_ in split_frames(server.take_output())]
+
+
+def _stream(pair: Pair) -> int:
+    stream_id = pair.client.start(TALK, None, streaming=True)
+    pair.settle()
+    return stream_id
+
+
+def _bytes_of_messages(events: Sequence[object]) -> int:
+    return sum(len(event.message) for event in events if isinstance(event, MessageReceived))
+
+
+def test_paused_stream_gets_no_credit_until_it_is_resumed() -> None:
+    """The peer of a paused stream is stopped by its window; other streams are not."""
+    window = 65_536
+    pair = Pair(GrpcLimits(stream_window_bytes=window))
+    paused, other = _stream(pair), _stream(pair)
+
+    pair.server.pause(paused)
+    for _ in range(100):
+        pair.client.send(paused, bytes(10_000))
+        pair.client.send(other, bytes(10_000))
+    received = pair.settle()[0]
+    after = [e for e in received if isinstance(e, MessageReceived) and e.stream_id == paused]
+
+    assert _bytes_of_messages(after) <= window
+    assert _bytes_of_messages(received) - _bytes_of_messages(after) == 1_000_000
+    pair.server.resume(paused)
+    assert _bytes_of_messages(after) + _bytes_of_messages(pair.settle()[0]) == 1_000_000
+
+
+def test_unsent_bytes_of_a_stream_are_what_its_peer_gives_no_credit_for() -> None:
+    """They go down as the peer reads, and are none for a stream that has gone."""
+    pair = Pair(client_limits=GrpcLimits(stream_window_bytes=65_536))
+    stream_id = _stream(pair)
+
+    for _ in range(10):
+        assert pair.server.send(stream_id, bytes(100_000))
+    before = pair.server.unsent_bytes(stream_id)
+    pair.to_client()
+    between = pair.server.unsent_bytes(stream_id)
+    pair.settle()
+
+    assert before == 10 * 100_005
+    assert before - 70_000 <= between < before
+    assert pair.server.unsent_bytes(stream_id) == 0
+    assert pair.server.unsent_bytes(999) == 0
+
+
+def test_kept_messages_count_as_unfinished() -> None:
+    """What waits for a handler is bounded per connection, and given back when it is taken."""
+    pair = Pair(GrpcLimits(max_partial_bytes=1_000))
+    stream_id = _stream(pair)
+
+    for _ in range(5):
+        pair.server.keep(stream_id, 900)
+        pair.server.keep(stream_id, -900)
+    pair.server.keep(stream_id, 900)
+    with pytest.raises(Overloaded):
+        pair.server.keep(stream_id, 101)
+
+
+def test_sending_on_a_call_that_is_over_says_so() -> None:
+    """`send` is False for a stream that never was, that ended, and for a message over the cap."""
+    pair = Pair(GrpcLimits(max_send_msg_bytes=100))
+    first, second = _stream(pair), _stream(pair)
+    pair.server.finish(first)
+
+    assert not pair.server.send(first, b"late")
+    assert not pair.server.send(999, b"nobody")
+    assert not pair.server.send(second, bytes(101))
+    assert [_EXHAUSTED] == [e.code for e in pair.ended() if e.stream_id == second]
+
+
+def test_half_received_message_of_a_stream_is_partial() -> None:
+    """So a peer that stops in the middle of one is not waited for for ever."""
+    pair = Pair()
+    stream_id = _stream(pair)
+    whole = prefixed(b"hello")
+
+    is_partial = [pair.server.has_partial]
+    for piece in (whole[:3], whole[3:]):
+        pair.server.receive(frame(DATA, 0, stream_id, piece))
+        is_partial.append(pair.server.has_partial)
+
+    assert is_partial == [False, True, False]
