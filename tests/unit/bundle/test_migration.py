@@ -414,6 +414,34 @@ def test_swapped_bundle_that_was_copied_elsewhere_is_finished(bundle: Path) -> N
     assert bits(WEIGHTS) == bits(read_bundle_weights(bundle))
 
 
+def test_second_name_that_was_left_is_removed(bundle: Path) -> None:
+    """The last step of a run that died; the manifest is as it should be, and is not written."""
+    migrate_bundle(bundle, "replace")
+    os.link(bundle / ORIGINAL, bundle / COPY_FILE)
+    before = os.stat(bundle / "manifest.yaml")
+
+    assert "migrated" == migrate_bundle(bundle, "copy").outcome
+    assert not (bundle / COPY_FILE).exists()
+    assert before == os.stat(bundle / "manifest.yaml")
+
+
+def test_broken_file_of_the_copys_name_is_no_second_name(bundle: Path) -> None:
+    """It is left to whoever put it there."""
+    migrate_bundle(bundle, "replace")
+    (bundle / COPY_FILE).write_bytes(b"rubbish")
+
+    assert "nothing_to_do" == migrate_bundle(bundle, "copy").outcome
+    assert b"rubbish" == (bundle / COPY_FILE).read_bytes()
+
+
+def test_copy_that_lost_its_original_needs_nothing(bundle: Path) -> None:
+    """It is in program order, and all there is."""
+    migrate_bundle(bundle, "copy")
+    (bundle / ORIGINAL).unlink()
+
+    assert "nothing_to_do" == migrate_bundle(bundle, "replace").outcome
+
+
 def test_swapped_bundle_whose_files_differ_is_left_alone(bundle: Path) -> None:
     """One of them is wrong, and nothing tells which."""
     migrate_bundle(bundle, "copy")
@@ -447,6 +475,27 @@ def test_leftovers_of_dead_runs_are_removed(bundle: Path) -> None:
     migrate_bundle(bundle, "copy")
 
     assert ["x.tmp-1"] == [name for name in files_of(bundle) if ".tmp-" in name]
+
+
+def test_directory_that_another_user_owns_is_told(bundle: Path) -> None:
+    """Before anything is tried; as root everything may be written, so a child gives that up."""
+    script = (
+        "import os, sys; from pathlib import Path; os.umask(0o022)\n"
+        "from hloserve.bundle.migration import migrate_bundle, preview_migration\n"
+        "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "bundle = Path('.')\n"
+        "print(preview_migration(bundle, 'copy').reason)\n"
+        "print(migrate_bundle(bundle, 'copy').reason)\n"
+    )
+    bundle.chmod(0o555)
+    said = subprocess.run(
+        [sys.executable, "-c", script], cwd=bundle, capture_output=True, text=True, check=True
+    )
+    bundle.chmod(0o755)
+
+    preview, migrated = said.stdout.splitlines()
+    assert "the directory cannot be written by this user" == preview
+    assert ".cache: Permission denied" == migrated
 
 
 def test_preview_changes_nothing(bundle: Path) -> None:

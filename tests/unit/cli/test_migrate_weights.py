@@ -145,3 +145,22 @@ def test_interrupted_command_leaves_bundles_that_load(repository: Path) -> None:
     os.close(leader)
 
     assert bits(WEIGHTS) == bits(read_bundle_weights(repository / "a"))
+
+
+def test_stale_copy_is_told_by_show_and_check(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By all who read weights, in the same words."""
+    bundle = repository / "a"
+    run(["migrate-weights", str(bundle), "--mode", "copy"])
+    write_legacy(repository / "other", weights={"w": WEIGHTS["w"]})
+    os.replace(repository / "other" / "weights.safetensors", bundle / "weights.safetensors")
+    capsys.readouterr()
+
+    run(["show", str(bundle)])
+    shown = capsys.readouterr().out
+    run(["check", "--no-hooks", str(bundle)])
+    checked = capsys.readouterr().out
+
+    for text in (shown, checked):
+        assert "weights.T.safetensors is stale: weights.safetensors has changed since" in text
