@@ -2,7 +2,8 @@
 
 What lives here: binding, and handing the sockets over to a new context. What does not: what the
 contexts are made of (`hloserve.server.tls`) and what is spoken (`grpc_transport`,
-`rest_transport`). Loop thread.
+`rest_transport`). Loop thread; on asyncio's own loop, which no worker uses, `renew` may lose a
+connection that is accepted at that instant.
 
 Rule: a context is never changed once it is used. A new one gets listeners of its own on the same
 sockets, so that nobody who waits to be accepted is lost, connections keep what they began with, and
