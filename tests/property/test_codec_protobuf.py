@@ -8,12 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hloserve.core.dtypes import DTYPES, by_token
+from hloserve.core.dtypes import BYTES, DTYPES, by_token
 from hloserve.core.errors import HloserveError, MalformedBody
 from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse
 from hloserve.core.tensors import Array
 from hloserve.wire.protobuf_fields import length_delimited, split_fields, varint
 from hloserve.wire.protos import inference_pb2
+from hloserve.wire.tensor_bytes import bytes_of
 from hloserve.wire.v2_protobuf import (
     decode_infer_request,
     decode_infer_response,
@@ -21,12 +22,12 @@ from hloserve.wire.v2_protobuf import (
     encode_infer_response,
 )
 
-dtypes = st.sampled_from([dtype for dtype in DTYPES if dtype.kserve])
+dtypes = st.sampled_from([dtype for dtype in (*DTYPES, BYTES) if dtype.kserve])
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 texts = st.text(max_size=12)
 names = st.text(min_size=1, max_size=12)
 parameters = st.dictionaries(
-    texts.filter(lambda key: key not in ("timeout", "reactant_timeout_ns")),
+    texts.filter(lambda key: key not in ("timeout", "reactant_timeout_ns", "priority")),
     st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False)
@@ -37,8 +38,13 @@ parameters = st.dictionaries(
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Array:
-    """An array of any wire datatype, any small shape, any bits."""
+    """An array of any wire datatype, any small shape, any bits or strings."""
     dtype, shape = draw(dtypes), draw(shapes)
+    if dtype is BYTES:
+        count = int(np.prod(shape, dtype=int))
+        strings = np.empty(count, object)
+        strings[:] = draw(st.lists(st.binary(max_size=20), min_size=count, max_size=count))
+        return strings.reshape(shape)
     size = int(np.prod(shape, dtype=int)) * dtype.itemsize
     raw = draw(st.binary(min_size=size, max_size=size))
     if dtype is by_token("bool"):
@@ -53,7 +59,7 @@ def assert_same(sent: dict[str, Array], got: dict[str, Array]) -> None:
     for name, array in sent.items():
         assert got[name].dtype == array.dtype
         assert got[name].shape == array.shape
-        assert got[name].tobytes() == array.tobytes()
+        assert bytes(bytes_of(got[name])) == bytes(bytes_of(array))
 
 
 @given(
@@ -120,6 +126,18 @@ def test_typed_contents_are_exact_or_refused(datatype: str, data: st.DataObject)
         assert any(not limits.min <= value <= limits.max for value in values)
     else:
         np.testing.assert_array_equal(array, np.array(values, dtype.numpy))
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_typed_strings_are_exact(values: list[bytes]) -> None:
+    """bytes_contents arrive as they are."""
+    request = inference_pb2.ModelInferRequest(model_name="m")
+    tensor = request.inputs.add(name="x", datatype="BYTES", shape=[len(values)])
+    tensor.contents.bytes_contents.extend(values)
+
+    array = decode_infer_request(request.SerializeToString(), 0).inputs["x"]
+
+    assert values == array.tolist()
 
 
 records = st.one_of(

@@ -21,6 +21,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_RECORDS",
     "Records",
+    "check_fields",
     "length_delimited",
     "split_fields",
     "varint",
@@ -146,6 +147,28 @@ def _skip(body: ByteString, at: int) -> int:
     if wire_type == _FIXED32:
         return at + 4
     raise MalformedBody(f"protobuf wire type {wire_type} is not read here", start)
+
+
+def check_fields(body: ByteString, most: int, what: str) -> None:
+    """Refuse a message of more fields than `most`, whatever they are; its own parser reads it next.
+
+    Args:
+        body: the message.
+        most: how many fields it may have.
+        what: the message's name, for the message.
+
+    Raises:
+        MalformedBody: there are more, or a field cannot be read.
+    """
+    at, end, count = 0, len(body), 0
+    try:
+        while at < end:
+            if count == most:
+                raise MalformedBody(f"{what} come in more than {most} pieces; send them raw", at)
+            count += 1
+            at = _skip(body, at)
+    except IndexError:
+        raise MalformedBody(f"{what} end inside a field", at) from None
 
 
 def varint(value: int) -> bytes:

@@ -16,19 +16,26 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hloserve.core.dtypes import DType, by_numpy, by_token
+from hloserve.core.dtypes import BYTES, DType, by_numpy, by_token
 from hloserve.core.errors import BadRequest, MalformedBody, TensorMismatch
 from hloserve.core.requests import Parameter, Placement, SharedTensor
 from hloserve.core.tensors import Array
-from hloserve.wire.protobuf_fields import length_delimited, varint
+from hloserve.wire.protobuf_fields import check_fields, length_delimited, split_fields, varint
 from hloserve.wire.protos import inference_pb2
-from hloserve.wire.tensor_bytes import check_shape, format_shape, known_dtype
+from hloserve.wire.strings import MAX_STRINGS, strings_from_values
+from hloserve.wire.tensor_bytes import (
+    check_shape,
+    format_shape,
+    known_dtype,
+    raw_length,
+)
 from hloserve.wire.v2_shared_memory import parameters_of, placement_of
 
 __all__ = [
     "Announced",
     "announce",
     "announce_shared",
+    "announce_strings",
     "array_from_contents",
     "parameter_value",
     "read_tensor",
@@ -51,13 +58,22 @@ _CACHED_BYTES = 256
 
 _CACHE_ENTRIES = 4096
 
+_CONTENTS = 5
+"""Field number of the typed contents of a tensor."""
+
+_LONGEST_HEAD_BYTES = 64 * 1024
+"""Of a tensor's name, shape and parameters, which protobuf makes objects of before we see them."""
+
+_LONGEST_CONTENTS_BYTES = 64 * 2**20
+"""Of a tensor's typed contents, likewise: a number may be 8 times as long in memory."""
+
 
 class Announced(NamedTuple):
     """What a message says about one tensor, checked.
 
     Attributes:
         elements: product of `shape`.
-        nbytes: what its raw bytes must count.
+        nbytes: what its raw bytes must count, of `raw_length`.
         contents: typed elements; None when the record has none.
         placement: where in shared memory its bytes are; None when they come in the message.
     """
@@ -83,8 +99,27 @@ def read_tensor(record: bytes, role: str) -> Announced:
             none, or the record is malformed.
     """
     if len(record) > _CACHED_BYTES:
+        _check_lengths(record, role)
         return _parse_tensor(record, role)
     return _parse_cached(record, role)
+
+
+def _check_lengths(record: bytes, role: str) -> None:
+    """Bound what protobuf makes of a record, before it does."""
+    contents = split_fields(record, _CONTENTS)[_CONTENTS] or ()
+    contents_bytes = sum(map(len, contents))
+    if len(record) - contents_bytes > _LONGEST_HEAD_BYTES + 16 * len(contents):
+        raise MalformedBody(
+            f"an {role} takes {len(record) - contents_bytes} bytes for its name, shape and"
+            f" parameters; at most {_LONGEST_HEAD_BYTES} are read"
+        )
+    if contents_bytes > _LONGEST_CONTENTS_BYTES:
+        raise MalformedBody(
+            f"an {role} has {contents_bytes} bytes of typed contents; at most"
+            f" {_LONGEST_CONTENTS_BYTES} are read: send raw_{role}_contents"
+        )
+    for piece in contents:
+        check_fields(piece, MAX_STRINGS, f"the typed contents of an {role}")
 
 
 def _parse_tensor(record: bytes, role: str) -> Announced:
@@ -100,7 +135,7 @@ def _parse_tensor(record: bytes, role: str) -> Announced:
     dtype = known_dtype(name, tensor.datatype, role)
     elements = check_shape(name, dtype, tensor.shape, role)
     contents = tensor.contents if tensor.HasField("contents") else None
-    size = elements * dtype.itemsize
+    size = raw_length(dtype, elements)
     return Announced(name, dtype, tuple(tensor.shape), elements, size, contents, placement)
 
 
@@ -127,6 +162,8 @@ def array_from_contents(tensor: Announced, role: str) -> Array:
         raise TensorMismatch(
             f"{role} {name!r}", f"{what} {format_shape(shape)}", elements, len(values)
         )
+    if dtype is BYTES:
+        return strings_from_values(values, shape)
     carrier = _CARRIERS.get(dtype)
     if carrier is None:
         return np.fromiter(values, dtype.numpy, elements).reshape(shape)
@@ -169,6 +206,14 @@ def announce(
     size = math.prod(shape) * dtype.itemsize
     raw_head = varint(raw_number << 3 | 2) + varint(size)
     return length_delimited(_TENSORS, tensor.SerializeToString()), raw_head, size
+
+
+def announce_strings(name: str, shape: tuple[int, ...]) -> bytes:
+    """Encode everything about a BYTES tensor but its bytes: its record, field 5 in both ways."""
+    tensor = inference_pb2.ModelInferRequest.InferInputTensor(
+        name=name, datatype="BYTES", shape=shape
+    )
+    return length_delimited(_TENSORS, tensor.SerializeToString())
 
 
 def announce_shared(name: str, tensor: SharedTensor) -> bytes:

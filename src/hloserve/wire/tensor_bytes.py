@@ -1,13 +1,15 @@
 """Between raw tensor bytes and arrays, with every check made before anything is allocated.
 
 What lives here: what the protobuf and the JSON codec share: announced datatypes and shapes, raw
-(binary) data. What does not: typed contents and JSON numbers (each codec has its own), and checks
-against a model's specs (`hloserve.server`). Stateless; any thread.
+(binary) data. What does not: strings (`hloserve.wire.strings`), typed contents and JSON numbers
+(each codec has its own), and checks against a model's specs (`hloserve.server`). Stateless; any
+thread.
 
 Rules.
 1. Shapes are judged in exact integers: no extent is negative, and neither the element count nor
    the byte count leaves int64, whatever the order of the extents.
-2. Bytes become an array without a copy: a read-only view of what was received.
+2. Bytes become an array without a copy: a read-only view of what was received. Strings alone are
+   copied.
 3. On the wire tensors are row-major and little-endian, as is the memory of every host that
    hloserve runs on; only arrays of foreign byte order are swapped.
 
@@ -15,15 +17,18 @@ Source: V2 protocol, "Tensor Data" and the raw contents of ModelInferRequest.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
-from hloserve.core.dtypes import BOOL, DTYPES, DType, by_kserve
+from hloserve.core.dtypes import BOOL, BYTES, DTYPES, DType, by_kserve
 from hloserve.core.errors import BadRequest, TensorMismatch
 from hloserve.core.tensors import Array
+from hloserve.wire.strings import strings_as_bytes, strings_from_bytes
 
 __all__ = [
+    "ANY_LENGTH",
     "MAX_RANK",
     "ByteString",
     "array_from_bytes",
@@ -31,6 +36,7 @@ __all__ = [
     "check_shape",
     "format_shape",
     "known_dtype",
+    "raw_length",
     "view_as_array",
 ]
 
@@ -38,6 +44,9 @@ ByteString: TypeAlias = bytes | bytearray | memoryview
 
 MAX_RANK = 64
 """NumPy's own limit; a longer shape is a lie or an attack."""
+
+ANY_LENGTH = -1
+"""Stands for the byte length of strings; no data has it."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -60,15 +69,15 @@ def known_dtype(name: str, datatype: str, role: str = "input") -> DType:
         role: what the tensor is, for the message.
 
     Raises:
-        BadRequest: there is no such datatype, or no program can take it.
+        BadRequest: there is no such datatype.
     """
     try:
         return by_kserve(datatype)
     except KeyError:
-        known = ", ".join(dtype.kserve for dtype in DTYPES if dtype.kserve)
-        what = "BYTES tensors are" if datatype == "BYTES" else f"datatype {datatype!r} is"
+        known = ", ".join(dtype.kserve for dtype in (*DTYPES, BYTES) if dtype.kserve)
+        shown = datatype if len(datatype) <= 64 else f"{datatype[:64]}..."
         raise BadRequest(
-            f"{role} {name!r}: {what} not supported; the datatypes are {known}"
+            f"{role} {name!r}: datatype {shown!r} is not supported; the datatypes are {known}"
         ) from None
 
 
@@ -121,11 +130,16 @@ def array_from_bytes(
         A read-only view of `data`.
 
     Raises:
-        BadRequest: see `check_shape`; or a bool byte is neither 0 nor 1.
+        BadRequest: see `check_shape`; or a bool byte is neither 0 nor 1, or strings are cut short.
         TensorMismatch: the byte length does not fit the shape.
     """
-    nbytes = check_shape(name, dtype, shape, role) * dtype.numpy.itemsize
+    nbytes = raw_length(dtype, check_shape(name, dtype, shape, role))
     return view_as_array(name, dtype, shape, nbytes, data, role)
+
+
+def raw_length(dtype: DType, elements: int) -> int:
+    """Bytes that so many elements take; `ANY_LENGTH` for strings, which say so themselves."""
+    return ANY_LENGTH if dtype is BYTES else elements * dtype.itemsize
 
 
 def view_as_array(
@@ -142,7 +156,7 @@ def view_as_array(
         name: as there, like `dtype`, `shape`, `data` and `role`.
         dtype: as there.
         shape: as there, and checked.
-        nbytes: what the shape needs.
+        nbytes: what the shape needs, of `raw_length`.
         data: as there.
         role: as there.
 
@@ -151,6 +165,8 @@ def view_as_array(
         TensorMismatch: the byte length does not fit the shape.
     """
     if len(data) != nbytes:
+        if dtype is BYTES:
+            return strings_from_bytes(f"{role} {name!r}", shape, prod(shape), data)
         what = f"byte length of a {dtype.kserve or dtype} tensor of shape {format_shape(shape)}"
         raise TensorMismatch(f"{role} {name!r}", what, nbytes, len(data))
     array: Array = np.ndarray(shape, dtype.numpy, data)
@@ -179,7 +195,12 @@ def bytes_of(array: Array) -> bytes | memoryview:
     Returns:
         A flat view of the array's own memory when it is large and already laid out so; else a
         copy. A view is valid as long as the array is not changed.
+
+    Raises:
+        BadRequest: an array of objects holds something else than `bytes`.
     """
+    if array.dtype.hasobject:
+        return strings_as_bytes(array)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.nbytes < _COPY_IS_CHEAPER_BYTES or not array.flags.c_contiguous:

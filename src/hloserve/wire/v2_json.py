@@ -1,29 +1,28 @@
 """V2 inference messages in JSON, with the binary tensor extension, on the server's side.
 
-What lives here: the infer request and response. What does not: what follows the JSON
-(`hloserve.wire.v2_json_binary`), numbers (`v2_json_numbers` reads, `v2_json_writing` writes), the
-other answers (`hloserve.wire.v2_json_calls`), HTTP, and checks against a model's specs
-(`hloserve.server`). Stateless; any thread.
+What lives here: the infer request and response. What does not: the text of a request
+(`hloserve.wire.v2_json_parsing`), what follows it (`hloserve.wire.v2_json_binary`), values
+(`v2_json_numbers` reads, `v2_json_writing` writes), the other answers
+(`hloserve.wire.v2_json_calls`), HTTP, and checks against a model's specs (`hloserve.server`).
+Stateless; any thread.
 
 Rules.
-1. Unknown members are ignored; known ones have the type of the specification, or are null, which
-   means absent.
-2. The header's length decides where JSON ends. Binary tensors follow in the order in which their
+1. The header's length decides where JSON ends. Binary tensors follow in the order in which their
    tensors appear, without gaps, and nothing follows on them.
-3. What leaves is always JSON by RFC 8259. NaN and infinities become null unless asked otherwise.
-4. `binary_data_output` is the default of every output, listed or not; `binary_data` overrides it.
+2. What leaves is always JSON by RFC 8259. NaN and infinities become null unless asked otherwise,
+   and strings that are not UTF-8 are refused.
+3. `binary_data_output` is the default of every output, listed or not; `binary_data` overrides it.
 
 Source: V2 protocol, "Inference Request/Response"; binary tensor data extension.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from hloserve.core.dtypes import DTYPES, by_numpy
+from hloserve.core.dtypes import BYTES, DTYPES, of_wire
 from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody
 from hloserve.core.requests import (
     InferRequest,
@@ -33,6 +32,7 @@ from hloserve.core.requests import (
     SharedTensors,
 )
 from hloserve.core.tensors import Array, Tensors
+from hloserve.wire.strings import check_count
 from hloserve.wire.tensor_bytes import (
     ByteString,
     array_from_bytes,
@@ -56,8 +56,9 @@ from hloserve.wire.v2_json_calls import (
     encode_server_metadata,
 )
 from hloserve.wire.v2_json_numbers import array_from_json
+from hloserve.wire.v2_json_parsing import FlatInput, Input, Output, parse_request
 from hloserve.wire.v2_json_writing import NonFinite, encode_message, json_from_array
-from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
+from hloserve.wire.v2_parameters import classes_of, take_deadline, take_priority
 from hloserve.wire.v2_shared_memory import parameters_of, placement_of, shared_tensor
 
 __all__ = [
@@ -75,42 +76,10 @@ __all__ = [
     "encode_server_metadata",
 ]
 
-Parameters: TypeAlias = dict[str, bool | int | float | str]
+_DATATYPES = {dtype.numpy: dtype.kserve for dtype in (*DTYPES, BYTES) if dtype.kserve is not None}
 
-
-class _Input(msgspec.Struct):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: Parameters | None = None
-    data: Any = msgspec.UNSET
-
-
-class _Output(msgspec.Struct):
-    name: str
-    parameters: Parameters | None = None
-
-
-class _Request(msgspec.Struct):
-    inputs: list[_Input]
-    id: str | None = None
-    parameters: Parameters | None = None
-    outputs: list[_Output] | None = None
-
-
-class _FlatInput(_Input):
-    data: list[int | float] | msgspec.UnsetType = msgspec.UNSET
-
-
-class _FlatRequest(_Request):
-    inputs: list[_FlatInput]  # type: ignore[assignment]  # read only
-
-
-_decoder = msgspec.json.Decoder(_Request)
-_flat_decoder = msgspec.json.Decoder(_FlatRequest)
-"""The common case: its success proves that no bool is among the numbers, at no cost."""
-
-_DATATYPES = {dtype.numpy: dtype.kserve for dtype in DTYPES if dtype.kserve is not None}
+_MAX_TENSORS = 16384
+"""More than any real request has, as in protobuf."""
 
 
 @dataclass(slots=True)
@@ -120,12 +89,14 @@ class OutputForms:
     Attributes:
         default_is_binary: the form of outputs that `is_binary` does not name.
         is_binary: the form of single outputs.
+        non_finite: how NaN and infinities are written in JSON.
         raw: the body of a raw request, whose `InferRequest.inputs` is empty until
             `decode_raw_input` has interpreted it by the model's specs; None for all others.
     """
 
     default_is_binary: bool = False
     is_binary: dict[str, bool] = field(default_factory=dict)
+    non_finite: NonFinite = "null"
     raw: ByteString | None = None
 
 
@@ -152,25 +123,17 @@ def decode_infer_request(
 
     Raises:
         BadRequest: the request can never succeed; the message names the tensor.
-        NotImplementedYet: an output shall be classified.
     """
     json_bytes = len(body) if header_length is None else parse_length(header_length, len(body))
     if not json_bytes and header_length is not None:
         raw_request = InferRequest(model, {}, "", version, deadline_ns=deadline_ns)
         return raw_request, OutputForms(default_is_binary=True, raw=body)
     text = body if json_bytes == len(body) else body[:json_bytes]
-    message = _parse(text)
+    message = parse_request(text)
     request = InferRequest(model, {}, message.id or "", version, deadline_ns=deadline_ns)
     forms = OutputForms()
     shared = SharedTensors()
-    position = json_bytes
-    for tensor in message.inputs:
-        if tensor.name in request.inputs or tensor.name in shared.inputs:
-            raise DuplicateTensor(f"input {tensor.name!r}")
-        if not tensor.parameters:
-            _read_json(tensor, request.inputs)
-        elif not _read_shared(tensor, shared):
-            position += _read_with_parameters(tensor, request.inputs, body, position, header_length)
+    position = _read_inputs(message.inputs, request.inputs, shared, body, json_bytes, header_length)
     if position != len(body):
         raise MalformedBody(
             f"{len(body) - position} bytes are left after the last binary tensor; the"
@@ -180,66 +143,44 @@ def decode_infer_request(
     if message.parameters:
         parameters: dict[str, Parameter] = message.parameters
         forms.default_is_binary = _take_flag(parameters, "binary_data_output", "request") or False
+        forms.non_finite = _take_non_finite(parameters)
         request.deadline_ns = take_deadline(parameters, now_ns, deadline_ns)
+        request.priority = take_priority(parameters)
         request.parameters = parameters
     if message.outputs:
-        request.outputs = _read_outputs(message.outputs, forms.is_binary, shared)
+        _read_outputs(message.outputs, request, forms.is_binary, shared)
     if shared.inputs or shared.outputs:
         request.shared = shared
     return request, forms
 
 
-# One token or one whole string, so that a token inside a string stays what it is.
-_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?(?:NaN|Infinity)', re.DOTALL)
+def _read_inputs(
+    inputs: Sequence[Input],
+    arrays: Tensors,
+    shared: SharedTensors,
+    body: ByteString,
+    position: int,
+    header_length: str | None,
+) -> int:
+    """Read all inputs; returns where the binary part behind `position` ends."""
+    if len(inputs) > _MAX_TENSORS:
+        raise BadRequest(f"the request has {len(inputs)} inputs; at most {_MAX_TENSORS} are read")
+    strings = 0
+    for tensor in inputs:
+        name = tensor.name
+        if name in arrays or name in shared.inputs:
+            raise DuplicateTensor(f"input {name!r}")
+        if not tensor.parameters:
+            _read_json(tensor, arrays)
+        elif not _read_shared(tensor, shared):
+            position += _read_with_parameters(tensor, arrays, body, position, header_length)
+        if tensor.datatype == "BYTES" and name in arrays:
+            strings += arrays[name].size
+            check_count(f"input {name!r}", strings)
+    return position
 
 
-def _quote_token(match: re.Match[bytes]) -> bytes:
-    token = match[0]
-    return token if token[:1] == b'"' else b'"%b"' % token
-
-
-def _parse(text: ByteString) -> _Request:
-    """Parse JSON; bare NaN and Infinity, which many clients write, are taken as strings."""
-    try:
-        return _flat_decoder.decode(text)
-    except msgspec.ValidationError:
-        return _parse_general(text, text)
-    except msgspec.DecodeError as error:
-        quoted = _quote_tokens(text)
-        if quoted is None:
-            raise _not_json(error, len(text)) from error
-        return _parse_general(quoted, text)
-    except (RecursionError, UnicodeError) as error:
-        raise _not_json(error, len(text)) from error
-
-
-def _parse_general(text: ByteString, original: ByteString) -> _Request:
-    try:
-        return _decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        if text is original and (quoted := _quote_tokens(text)) is not None:
-            return _parse_general(quoted, original)
-        raise _not_json(error, len(original)) from error
-
-
-def _quote_tokens(text: ByteString) -> bytes | None:
-    whole = bytes(text)
-    if b"NaN" not in whole and b"Infinity" not in whole:
-        return None
-    return _TOKENS.sub(_quote_token, whole)
-
-
-def _not_json(error: Exception, text_bytes: int) -> MalformedBody:
-    if not text_bytes:
-        return MalformedBody("the body is empty; an infer request is a JSON object with inputs")
-    if isinstance(error, msgspec.ValidationError):
-        return MalformedBody(f"the JSON is not an infer request: {error}")
-    if isinstance(error, RecursionError):
-        return MalformedBody("the JSON is nested too deeply")
-    return MalformedBody(f"the body is not JSON: {error}")
-
-
-def _read_json(tensor: _Input, arrays: Tensors) -> None:
+def _read_json(tensor: Input, arrays: Tensors) -> None:
     name = tensor.name
     dtype = known_dtype(name, tensor.datatype)
     elements = check_shape(name, dtype, tensor.shape)
@@ -248,11 +189,11 @@ def _read_json(tensor: _Input, arrays: Tensors) -> None:
             f"input {name!r} has no data; send data, or binary_data_size and the bytes after the"
             " JSON"
         )
-    is_numbers = type(tensor) is _FlatInput
+    is_numbers = type(tensor) is FlatInput
     arrays[name] = array_from_json(name, dtype, tensor.shape, elements, tensor.data, is_numbers)
 
 
-def _read_shared(tensor: _Input, shared: SharedTensors) -> bool:
+def _read_shared(tensor: Input, shared: SharedTensors) -> bool:
     """Read an input whose parameters place it in shared memory; False when they do not."""
     name, role = tensor.name, f"input {tensor.name!r}"
     parameters = tensor.parameters or {}
@@ -268,7 +209,7 @@ def _read_shared(tensor: _Input, shared: SharedTensors) -> bool:
 
 
 def _read_with_parameters(
-    tensor: _Input, arrays: Tensors, body: ByteString, position: int, header_length: str | None
+    tensor: Input, arrays: Tensors, body: ByteString, position: int, header_length: str | None
 ) -> int:
     """Read an input that has parameters; returns how many bytes of the binary part it took."""
     name = tensor.name
@@ -295,39 +236,57 @@ def _take_flag(parameters: dict[str, Parameter], key: str, where: str) -> bool |
     return flag
 
 
+def _take_non_finite(parameters: dict[str, Parameter]) -> NonFinite:
+    form = parameters.pop("non_finite", "null")
+    if form == "null":
+        return "null"
+    if form == "string":
+        return "string"
+    raise BadRequest(f"request: parameter non_finite is {form!r}; it must be 'null' or 'string'")
+
+
 def _read_outputs(
-    outputs: Sequence[_Output], is_binary: dict[str, bool], shared: SharedTensors
-) -> tuple[str, ...]:
-    names: list[str] = []
+    outputs: Sequence[Output],
+    request: InferRequest,
+    is_binary: dict[str, bool],
+    shared: SharedTensors,
+) -> None:
+    if len(outputs) > _MAX_TENSORS:
+        raise BadRequest(f"the request has {len(outputs)} outputs; at most {_MAX_TENSORS} are read")
+    names: dict[str, None] = {}
     for output in outputs:
-        if output.name in names:
-            raise DuplicateTensor(f"output {output.name!r}")
-        names.append(output.name)
-        if output.parameters:
-            where = f"output {output.name!r}"
-            refuse_output_parameters(where, output.parameters)
-            placement = placement_of(where, output.parameters)
-            if placement is not None:
-                shared.outputs[output.name] = placement
-            flag = _take_flag(output.parameters, "binary_data", where)
-            if flag is not None:
-                is_binary[output.name] = flag
-    return tuple(names)
+        name, parameters = output.name, output.parameters
+        if name in names:
+            raise DuplicateTensor(f"output {name!r}")
+        names[name] = None
+        if not parameters:
+            continue
+        where = f"output {name!r}"
+        if count := classes_of(where, parameters):
+            request.classes = {**(request.classes or {}), name: count}
+        placement = placement_of(where, parameters)
+        if placement is not None:
+            shared.outputs[name] = placement
+        flag = _take_flag(parameters, "binary_data", where)
+        if flag is not None:
+            is_binary[name] = flag
+    request.outputs = tuple(names)
 
 
 def encode_infer_response(
-    response: InferResponse, forms: OutputForms, non_finite: NonFinite = "null"
+    response: InferResponse, forms: OutputForms
 ) -> tuple[bytes, str, int | None]:
     """Write an infer response.
 
     Args:
         response: what to send; its arrays are not referenced after the call.
         forms: from the request.
-        non_finite: how NaN and infinities are written in JSON: null, or as the strings "NaN",
-            "Infinity" and "-Infinity".
 
     Returns:
         The body, its content type, and the value of `LENGTH_HEADER` when a tensor is binary.
+
+    Raises:
+        BadRequest: JSON cannot carry an output: a string of it is not UTF-8.
     """
     message: dict[str, Any] = {"model_name": response.model}
     if response.version:
@@ -339,7 +298,7 @@ def encode_infer_response(
     message["outputs"] = [
         _describe_shared(name, shared[name])
         if name in shared
-        else _describe_output(name, array, forms, binary, non_finite)
+        else _describe_output(name, array, forms, binary)
         for name, array in response.outputs.items()
     ]
     text = encode_message(message)
@@ -349,16 +308,12 @@ def encode_infer_response(
 
 
 def _describe_output(
-    name: str,
-    array: Array,
-    forms: OutputForms,
-    binary: list[bytes | memoryview],
-    non_finite: NonFinite,
+    name: str, array: Array, forms: OutputForms, binary: list[bytes | memoryview]
 ) -> Mapping[str, Any]:
     datatype = _DATATYPES.get(array.dtype)
     described: dict[str, Any] = {
         "name": name,
-        "datatype": by_numpy(array.dtype).kserve if datatype is None else datatype,
+        "datatype": of_wire(array.dtype).kserve if datatype is None else datatype,
         "shape": array.shape,
     }
     if forms.is_binary.get(name, forms.default_is_binary):
@@ -366,7 +321,7 @@ def _describe_output(
         described["parameters"] = {"binary_data_size": len(data)}
         binary.append(data)
     else:
-        described["data"] = json_from_array(array, non_finite)
+        described["data"] = json_from_array(name, array, forms.non_finite)
     return described
 
 

@@ -9,9 +9,10 @@ Source: V2 protocol, binary tensor data extension.
 from collections.abc import Sequence
 from math import prod
 
+from hloserve.core.dtypes import BYTES
 from hloserve.core.errors import BadRequest, MalformedBody, TensorMismatch
 from hloserve.core.tensors import AxisKind, Tensors, TensorSpec
-from hloserve.wire.tensor_bytes import ByteString, view_as_array
+from hloserve.wire.tensor_bytes import ByteString, raw_length, view_as_array
 
 __all__ = ["LENGTH_HEADER", "decode_raw_input", "parse_length", "take_binary"]
 
@@ -91,15 +92,23 @@ def decode_raw_input(raw: ByteString, specs: Sequence[TensorSpec]) -> Tensors:
             f"input {spec.name!r}: a raw request can leave one variable axis open, this input has"
             f" {len(open_axes)}; send JSON or binary tensors"
         )
-    known = [extent for extent in shape if extent is not None]
-    row_bytes = prod(known) * spec.dtype.itemsize
-    if open_axes and row_bytes:
-        if len(raw) % row_bytes:
-            raise TensorMismatch(
-                f"input {spec.name!r}", "byte length", f"a multiple of {row_bytes}", len(raw)
-            )
-        known.insert(open_axes[0], len(raw) // row_bytes)
-    elif open_axes:
-        known.insert(open_axes[0], 0)
-    nbytes = prod(known) * spec.dtype.itemsize
+    if open_axes:
+        shape[open_axes[0]] = _open_extent(spec, shape, raw)
+    known = [extent or 0 for extent in shape]
+    nbytes = raw_length(spec.dtype, prod(known))
     return {spec.name: view_as_array(spec.name, spec.dtype, known, nbytes, raw)}
+
+
+def _open_extent(spec: TensorSpec, shape: Sequence[int | None], raw: ByteString) -> int:
+    """The extent that makes the body fit: of its length, or 1 for strings."""
+    if spec.dtype is BYTES:
+        return 1
+    row_bytes = prod(extent for extent in shape if extent is not None) * spec.dtype.itemsize
+    if not row_bytes:
+        return 0
+    extent, rest = divmod(len(raw), row_bytes)
+    if rest:
+        raise TensorMismatch(
+            f"input {spec.name!r}", "byte length", f"a multiple of {row_bytes}", len(raw)
+        )
+    return extent

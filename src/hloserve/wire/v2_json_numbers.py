@@ -1,8 +1,8 @@
 """From JSON values to arrays: the `data` member of an input.
 
-What lives here: nesting, counts, number types and ranges. What does not: messages and binary
-tensors (`hloserve.wire.v2_json`), and writing (`hloserve.wire.v2_json_writing`). Stateless; any
-thread.
+What lives here: nesting, counts, number types and ranges, and strings. What does not: messages and
+binary tensors (`hloserve.wire.v2_json`), and writing (`hloserve.wire.v2_json_writing`). Stateless;
+any thread.
 
 Rules.
 1. Data is flat, or nested exactly as the shape says; nothing in between.
@@ -10,7 +10,8 @@ Rules.
    becomes infinite. FP16, BF16 and FP32 take the nearest value.
 3. Numbers are numbers: no strings but ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` for floats, no
    null, and true and false only for BOOL, which takes nothing else.
-4. An integer may be written with a fraction of zero below 2**53; beyond, digits could be lost.
+4. BYTES takes strings and nothing else; an element is the UTF-8 of its string.
+5. An integer may be written with a fraction of zero below 2**53; beyond, digits could be lost.
 
 `struct` packs a list at 20 ns per number and checks types and ranges on the way, except that it
 takes a bool for a number; NumPy takes 55 ns and wraps.
@@ -25,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from hloserve.core.dtypes import BOOL, DType, by_token
+from hloserve.core.dtypes import BOOL, BYTES, DType, by_token
 from hloserve.core.errors import BadRequest, TensorMismatch
 from hloserve.core.tensors import Array
+from hloserve.wire.strings import check_count, strings_from_values
 from hloserve.wire.tensor_bytes import format_shape, view_as_array
 
 __all__ = ["array_from_json"]
@@ -90,6 +92,8 @@ def array_from_json(
             elements,
             len(flat),
         )
+    if dtype is BYTES:
+        return _encode_strings(name, shape, flat)
     if dtype is BOOL:
         packed = _pack_bools(name, flat)
     elif not is_numbers and bool in set(map(type, flat)):
@@ -161,6 +165,16 @@ def _pack_bools(name: str, flat: Sequence[Any]) -> bytes:
     raise BadRequest(
         f"input {name!r}: BOOL value {index} is {_describe(value)}; only true and false are allowed"
     )
+
+
+def _encode_strings(name: str, shape: Sequence[int], flat: Sequence[Any]) -> Array:
+    check_count(f"input {name!r}", len(flat))
+    if not set(map(type, flat)) <= {str}:
+        index, value = next((i, v) for i, v in enumerate(flat) if type(v) is not str)
+        raise BadRequest(
+            f"input {name!r}: BYTES value {index} is {_describe(value)}; it must be a string"
+        )
+    return strings_from_values([text.encode() for text in flat], shape)
 
 
 def _round_to_bf16(name: str, shape: Sequence[int], packed: bytes) -> Array:

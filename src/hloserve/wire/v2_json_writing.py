@@ -7,6 +7,7 @@ Rules.
 1. A float is written with the fewest digits that name it among the values of its type: FP32 0.1
    is ``0.1``, not the double 0.10000000149011612. FP16 and BF16 are written as FP32.
 2. What JSON has no number for, NaN and the infinities, becomes null, or a string on demand.
+3. Strings are written as text; one that is not UTF-8 is refused.
 """
 
 import math
@@ -18,6 +19,7 @@ import orjson
 
 from hloserve.core.dtypes import by_token
 from hloserve.core.tensors import Array
+from hloserve.wire.strings import json_strings
 
 __all__ = ["NonFinite", "encode_message", "json_from_array"]
 
@@ -34,13 +36,19 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
     return orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def json_from_array(array: Array, non_finite: NonFinite = "null") -> Array | list[Any]:
+def json_from_array(name: str, array: Array, non_finite: NonFinite = "null") -> Array | list[Any]:
     """The values of a tensor, flat and row-major, ready for `encode_message`.
 
     Args:
+        name: the output's name, for the message.
         array: any V2 datatype.
         non_finite: ``null`` leaves NaN and infinities to the encoder, which writes null.
+
+    Raises:
+        BadRequest: an element of a BYTES tensor is not UTF-8.
     """
+    if array.dtype.hasobject:
+        return json_strings(f"output {name!r}", array)
     flat = array.reshape(-1)
     if not flat.flags.c_contiguous:
         flat = flat.copy()

@@ -1,18 +1,18 @@
 """What V2 parameters mean, whichever codec read them.
 
-What lives here: the deadline in the request's parameters, and the extensions that this server does
-not offer, refused in the caller's words. What does not: how parameters look on the wire (the
-codecs), and those about shared memory (`hloserve.wire.v2_shared_memory`). Stateless; any thread.
+What lives here: deadline and priority in a request's parameters, and how an output is asked for.
+What does not: how parameters look on the wire (the codecs), and those about shared memory
+(`hloserve.wire.v2_shared_memory`). Stateless; any thread.
 
 Source: V2 protocol, parameters extension; Triton's schedule policy and classification extensions.
 """
 
 from collections.abc import Mapping
 
-from hloserve.core.errors import BadRequest, NotImplementedYet
-from hloserve.core.requests import NEVER_NS, Parameter
+from hloserve.core.errors import BadRequest
+from hloserve.core.requests import DEFAULT_PRIORITY, LOWEST_PRIORITY, NEVER_NS, Parameter
 
-__all__ = ["refuse_output_parameters", "take_deadline"]
+__all__ = ["classes_of", "take_deadline", "take_priority"]
 
 _BUDGETS = (("reactant_timeout_ns", 1), ("timeout", 1000))
 """Parameter and its unit in nanoseconds; `timeout` is Triton's, in microseconds."""
@@ -40,15 +40,34 @@ def take_deadline(parameters: dict[str, Parameter], now_ns: int, deadline_ns: in
     return min(deadline_ns, NEVER_NS)
 
 
-def refuse_output_parameters(tensor: str, parameters: Mapping[str, Parameter]) -> None:
-    """Refuse what a requested output's parameters ask for and this server does not have.
+def take_priority(parameters: dict[str, Parameter]) -> int:
+    """Take the priority out of a request's parameters; 0 is the usual one.
+
+    Raises:
+        BadRequest: it is no integer of the range.
+    """
+    priority = parameters.pop("priority", 0)
+    if type(priority) is not int or not 0 <= priority <= LOWEST_PRIORITY:
+        raise BadRequest(
+            f"parameter 'priority' is {priority!r}; it must be an integer from 1, the highest, to"
+            f" {LOWEST_PRIORITY}, or 0 for the usual one, which is {DEFAULT_PRIORITY}"
+        )
+    return priority or DEFAULT_PRIORITY
+
+
+def classes_of(tensor: str, parameters: Mapping[str, Parameter]) -> int:
+    """How many classes of an output are asked for; 0 asks for the output itself.
 
     Args:
         tensor: its name with the role, ``output 'y'``.
         parameters: the output's own.
 
     Raises:
-        NotImplementedYet: the output shall be classified.
+        BadRequest: it is no count.
     """
-    if parameters.get("classification", 0):
-        raise NotImplementedYet(f"{tensor}: the classification extension")
+    count = parameters.get("classification", 0)
+    if type(count) is not int or count < 0:
+        raise BadRequest(
+            f"{tensor}: classification is {count!r}; it must be how many classes to return"
+        )
+    return count

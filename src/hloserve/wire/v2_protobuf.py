@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
+from hloserve.core.dtypes import BYTES
 from hloserve.core.errors import BadRequest, DuplicateTensor, MalformedBody
 from hloserve.core.requests import (
     NEVER_NS,
@@ -27,7 +28,7 @@ from hloserve.core.requests import (
     SharedTensor,
     SharedTensors,
 )
-from hloserve.core.tensors import Tensors
+from hloserve.core.tensors import Array, Tensors
 from hloserve.wire.protobuf_fields import (
     MAX_MESSAGE_BYTES,
     Records,
@@ -35,24 +36,28 @@ from hloserve.wire.protobuf_fields import (
     split_fields,
     varint,
 )
+from hloserve.wire.protobuf_outputs import placed_output, read_outputs, requested_output
 from hloserve.wire.protobuf_tensors import (
+    Announced,
     announce,
     announce_shared,
+    announce_strings,
     array_from_contents,
     parameter_value,
     read_tensor,
     set_parameter,
 )
 from hloserve.wire.protos import inference_pb2
+from hloserve.wire.strings import check_count, strings_as_bytes
 from hloserve.wire.tensor_bytes import ByteString, bytes_of, view_as_array
-from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
+from hloserve.wire.v2_parameters import take_deadline, take_priority
 from hloserve.wire.v2_protobuf_repeats import (
     learn_request,
     learn_response,
     repeat_of,
     response_like,
 )
-from hloserve.wire.v2_shared_memory import parameters_of, placement_of, shared_tensor
+from hloserve.wire.v2_shared_memory import shared_tensor
 
 __all__ = [
     "decode_infer_request",
@@ -85,7 +90,6 @@ def decode_infer_request(
 
     Raises:
         BadRequest: the request can never succeed; the message names the tensor.
-        NotImplementedYet: an output shall be classified.
     """
     if type(body) is bytes:
         repeat = repeat_of(body, deadline_ns)
@@ -99,18 +103,22 @@ def decode_infer_request(
     entries = fields[_PARAMETERS]
     parameters = {} if entries is None else _parameters(entries)
     shared = SharedTensors()
+    classes: dict[str, int] = {}
     request = InferRequest(
         model,
         _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input", shared.inputs),
         _text(fields[_ID], "id"),
         _text(fields[_VERSION], "model_version"),
-        () if outputs is None else _requested_outputs(outputs, shared.outputs),
+        () if outputs is None else read_outputs(outputs, shared.outputs, classes),
         take_deadline(parameters, now_ns, deadline_ns) if parameters else deadline_ns,
         parameters,
     )
+    if parameters:
+        request.priority = take_priority(parameters)
     raw = fields[_RAW_INPUTS]
-    if shared.inputs or shared.outputs:
-        request.shared = shared
+    if shared.inputs or shared.outputs or classes:
+        request.shared = shared if shared.inputs or shared.outputs else None
+        request.classes = classes or None
     elif type(body) is bytes and raw is not None:
         learn_request(
             body,
@@ -166,9 +174,9 @@ def encode_infer_request(request: InferRequest) -> bytes:
         head.append(_parameter_fields(request.parameters))
     shared = request.shared or SharedTensors()
     outputs = b"".join(
-        _placed_output(name, shared.outputs[name])
+        placed_output(name, shared.outputs[name])
         if name in shared.outputs
-        else _requested_output(name)
+        else requested_output(name)
         for name in request.outputs
     )
     head += [announce_shared(name, tensor) for name, tensor in shared.inputs.items()]
@@ -202,31 +210,37 @@ def _arrays(
     if is_sparse:
         _check_sparse(records, len(raw or ()), role)
     arrays: Tensors = {}
-    place = 0
+    place = strings = 0
     for record in records:
         tensor = read_tensor(bytes(record), role)
-        name, dtype, shape, _, nbytes, contents, placement = tensor
+        name, dtype, shape, elements, nbytes, contents, placement = tensor
         if name in arrays or name in shared:
             raise DuplicateTensor(f"{role} {name!r}")
         if placement is not None:
-            is_sent = raw is not None and not is_sparse and len(raw[place])
-            if is_sent or (contents is not None and contents.ByteSize()):
-                raise BadRequest(
-                    f"{role} {name!r} has contents and is in shared memory; send one of them"
-                )
-            shared[name] = shared_tensor(f"{role} {name!r}", dtype, shape, nbytes, placement)
+            sent = b"" if raw is None or is_sparse else raw[place]
+            shared[name] = _shared(tensor, placement, sent, role)
             place += not is_sparse
             continue
         if raw is not None:
             if contents is not None and contents.ByteSize():
                 raise BadRequest(f"{role} {name!r} has raw and typed contents; send one of them")
             arrays[name] = view_as_array(name, dtype, shape, nbytes, raw[place], role)
-        elif contents is None and nbytes:
+        elif contents is None and elements:
             raise BadRequest(f"{role} {name!r} has no contents; send raw_{role}_contents")
         else:
             arrays[name] = array_from_contents(tensor, role)
         place += 1
+        if dtype is BYTES:
+            strings += elements
+            check_count(f"{role} {name!r}", strings)
     return arrays
+
+
+def _shared(tensor: Announced, placement: Placement, sent: ByteString, role: str) -> SharedTensor:
+    name, dtype, shape, _, nbytes, contents, _ = tensor
+    if len(sent) or (contents is not None and contents.ByteSize()):
+        raise BadRequest(f"{role} {name!r} has contents and is in shared memory; send one of them")
+    return shared_tensor(f"{role} {name!r}", dtype, shape, nbytes, placement)
 
 
 def _check_sparse(records: Records, entries: int, role: str) -> None:
@@ -248,41 +262,6 @@ def _text(records: Records | None, field: str) -> str:
         return bytes(records[-1]).decode()
     except UnicodeDecodeError as error:
         raise MalformedBody(f"{field} is not valid UTF-8") from error
-
-
-def _requested_outputs(records: Records, placements: dict[str, Placement]) -> tuple[str, ...]:
-    names = []
-    for record in records:
-        name, placement = _read_output(bytes(record))
-        names.append(name)
-        if placement is not None:
-            placements[name] = placement
-    if len(names) > 1 and len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DuplicateTensor(f"output {twice!r}")
-    return tuple(names)
-
-
-def _read_output(record: bytes) -> tuple[str, Placement | None]:
-    """Name and place of one InferRequestedOutputTensor, its parameters found possible."""
-    return _parse_output_cached(record) if len(record) <= _CACHED_BYTES else _parse_output(record)
-
-
-def _parse_output(record: bytes) -> tuple[str, Placement | None]:
-    try:
-        output = inference_pb2.ModelInferRequest.InferRequestedOutputTensor.FromString(record)
-    except DecodeError as error:
-        raise MalformedBody(
-            f"a requested output is not a valid protobuf message: {error}"
-        ) from None
-    if not output.parameters:
-        return output.name, None
-    parameters = {key: parameter_value(choice) for key, choice in output.parameters.items()}
-    refuse_output_parameters(f"output {output.name!r}", parameters)
-    return output.name, placement_of(f"output {output.name!r}", parameters)
-
-
-_parse_output_cached = lru_cache(_CACHE_ENTRIES)(_parse_output)
 
 
 def _parameters(records: Records) -> dict[str, Parameter]:
@@ -312,18 +291,6 @@ def _model_field(model: str) -> bytes:
     return length_delimited(_MODEL, model.encode())
 
 
-@lru_cache(_CACHE_ENTRIES)
-def _requested_output(name: str) -> bytes:
-    return length_delimited(_OUTPUTS, length_delimited(_MODEL, name.encode()))
-
-
-def _placed_output(name: str, placement: Placement) -> bytes:
-    output = inference_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name)
-    for key, value in parameters_of(placement).items():
-        set_parameter(output.parameters[key], value)
-    return length_delimited(_OUTPUTS, output.SerializeToString())
-
-
 def _join(
     parts: list[bytes | memoryview],
     tensors: Tensors,
@@ -342,12 +309,14 @@ def _join(
         if name in shared:
             parts.append(announce_shared(name, shared[name]))
             continue
-        try:
-            record, raw_head, nbytes = announce(name, array.dtype, array.shape, raw_number)
-        except KeyError:
-            raise BadRequest(
-                f"{role} {name!r}: arrays of dtype {array.dtype} have no V2 datatype; convert it"
-            ) from None
+        if array.dtype.hasobject:
+            contents: bytes | memoryview = strings_as_bytes(array, f"{role} {name!r}")
+            nbytes = len(contents)
+            record = announce_strings(name, array.shape)
+            raw_head = varint(raw_number << 3 | 2) + varint(nbytes)
+        else:
+            record, raw_head, nbytes = _announce(name, array, raw_number, role)
+            contents = bytes_of(array)
         total += nbytes
         if total > MAX_MESSAGE_BYTES - _ROOM_FOR_HEADS:
             raise BadRequest(
@@ -356,6 +325,15 @@ def _join(
             )
         parts.append(record)
         raw.append(raw_head)
-        raw.append(bytes_of(array))
+        raw.append(contents)
     parts.append(outputs)
     return b"".join(parts + raw)
+
+
+def _announce(name: str, array: Array, raw_number: int, role: str) -> tuple[bytes, bytes, int]:
+    try:
+        return announce(name, array.dtype, array.shape, raw_number)
+    except KeyError:
+        raise BadRequest(
+            f"{role} {name!r}: arrays of dtype {array.dtype} have no V2 datatype; convert it"
+        ) from None

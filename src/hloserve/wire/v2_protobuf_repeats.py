@@ -111,7 +111,7 @@ def learn_request(
         or len(model) > _LONGEST_TEXT
         or request.version
         or request.parameters
-        or any(not a.nbytes or a.dtype == BOOL.numpy for a in request.inputs.values())
+        or not all(_is_plain(array) for array in request.inputs.values())
     ):
         return
     start = bytes((_MODEL_TAG, len(model))) + model
@@ -131,6 +131,11 @@ def learn_request(
         _keep(_candidates, start, pattern)
     else:
         _keep(_patterns, start, pattern)
+
+
+def _is_plain(array: Array) -> bool:
+    """Any bytes will do for its elements, and they are there."""
+    return array.nbytes > 0 and array.dtype != BOOL.numpy and not array.dtype.hasobject
 
 
 def _keep(table: dict[bytes, _Pattern], key: bytes, pattern: _Pattern) -> None:
@@ -162,8 +167,9 @@ def response_like(model: str, request_id: str, name: str, array: Array) -> bytes
 
 def learn_response(model: str, name: str, array: Array, start: bytes, rest: bytes) -> None:
     """Keep how an answer was written: what comes before the id, and after it up to the bytes."""
-    if array.nbytes > _LARGEST_BYTES or not array.dtype.isnative:
+    dtype = array.dtype
+    if array.nbytes > _LARGEST_BYTES or not dtype.isnative or dtype.hasobject:
         return
     if len(_answers) >= _MOST_PATTERNS:
         _answers.clear()
-    _answers[model, name, array.shape] = _Answer(start, rest, array.dtype)
+    _answers[model, name, array.shape] = _Answer(start, rest, dtype)

@@ -11,7 +11,6 @@ from hloserve.core.dtypes import F32 as F32_TYPE
 from hloserve.core.errors import (
     BadRequest,
     MalformedBody,
-    NotImplementedYet,
 )
 from hloserve.core.requests import NEVER_NS, InferResponse, Placement, SharedTensor
 from hloserve.core.tensors import Tensors
@@ -44,14 +43,9 @@ def test_request_is_read_whole() -> None:
     assert request.inputs["x"].tolist() == [[1.0, 2.0]]
     assert request.outputs == ("q", "p")
     assert request.deadline_ns == 100
-    assert request.parameters == {
-        "priority": 2,
-        "note": "n",
-        "sequence_id": 7,
-        "scale": 0.5,
-        "on": True,
-    }
-    assert forms == OutputForms(False, {"p": True}, None)
+    assert request.priority == 2
+    assert request.parameters == {"note": "n", "sequence_id": 7, "scale": 0.5, "on": True}
+    assert forms == OutputForms(False, {"p": True})
 
 
 def test_null_means_absent() -> None:
@@ -138,8 +132,11 @@ def test_budget_in_the_parameters_shortens_the_deadline(
         (body_of(tensor([1], [1] * 65)), "rank is 65"),
         (body_of(tensor([1], [1], "FP33")), "datatype 'FP33' is not supported"),
         (body_of(tensor([1], [1], "fp32")), "datatype 'fp32' is not supported"),
-        (body_of(tensor(["a"], [1], "BYTES")), "BYTES tensors are not supported"),
-        (body_of(tensor([5], [1], "BYTES")), "BYTES tensors are not supported"),
+        (body_of(tensor([5], [1], "BYTES")), "BYTES value 0 is the number 5; it must be a string"),
+        (body_of(tensor(["a", None], [2], "BYTES")), "BYTES value 1 is JSON null"),
+        (body_of(tensor(["a"], [2], "BYTES")), "is 1, expected 2"),
+        (body_of(X, parameters={"non_finite": "zero"}), "parameter non_finite is 'zero'"),
+        (body_of(X, parameters={"priority": -1}), "parameter 'priority' is -1"),
     ],
 )
 def test_malformed_requests_are_refused_with_their_place(body: bytes, match: str) -> None:
@@ -194,12 +191,14 @@ def test_shared_output_is_described_by_its_place() -> None:
     assert {"binary_data_size": 8} == second["parameters"]
 
 
-def test_classification_is_refused_clearly() -> None:
-    """The classification extension is named as missing."""
-    body = body_of(X, outputs=[{"name": "y", "parameters": {"classification": 3}}])
+def test_outputs_may_be_asked_for_as_classes() -> None:
+    """The counts arrive by output; one that is no count is refused with the output's name."""
+    asked = [{"name": "y", "parameters": {"classification": 3}}, {"name": "z"}]
+    request, _ = decode(body_of(X, outputs=asked))
 
-    with pytest.raises(NotImplementedYet, match=r"output 'y'.*classification"):
-        decode(body)
+    assert ({"y": 3}, ("y", "z")) == (request.classes, request.outputs)
+    with pytest.raises(BadRequest, match=r"output 'y': classification is -3"):
+        decode(body_of(X, outputs=[{"name": "y", "parameters": {"classification": -3}}]))
 
 
 def test_binary_tensors_follow_the_json_in_order() -> None:
@@ -342,7 +341,8 @@ def test_non_finite_numbers_leave_as_null_or_strings() -> None:
     answer = response(y=np.array([np.nan, np.inf, -np.inf, 1], np.float32))
 
     default, _, _ = encode_infer_response(answer, OutputForms())
-    strings, _, _ = encode_infer_response(answer, OutputForms(), "string")
+    _, forms = decode(body_of(X, parameters={"non_finite": "string"}))
+    strings, _, _ = encode_infer_response(answer, forms)
 
     assert json.loads(default)["outputs"][0]["data"] == [None, None, None, 1.0]
     assert json.loads(strings)["outputs"][0]["data"] == ["NaN", "Infinity", "-Infinity", 1.0]

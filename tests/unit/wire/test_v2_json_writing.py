@@ -16,7 +16,7 @@ FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 def text_of(array: Array, non_finite: NonFinite = "null") -> str:
     """The data member as text."""
-    return encode_message({"data": json_from_array(array, non_finite)}).decode()[8:-1]
+    return encode_message({"data": json_from_array("y", array, non_finite)}).decode()[8:-1]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -1,10 +1,10 @@
-"""What parameters mean: deadlines, and extensions that are refused."""
+"""What parameters mean: deadlines, priorities, classes of outputs."""
 
 import pytest
 
-from hloserve.core.errors import BadRequest, NotImplementedYet
+from hloserve.core.errors import BadRequest
 from hloserve.core.requests import NEVER_NS, Parameter
-from hloserve.wire.v2_parameters import refuse_output_parameters, take_deadline
+from hloserve.wire.v2_parameters import classes_of, take_deadline, take_priority
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,31 @@ def test_budgets_must_be_integers(key: str, value: Parameter) -> None:
         take_deadline({key: value}, 0, NEVER_NS)
 
 
-def test_classification_is_refused() -> None:
-    """A classified output is not a tensor, so it is not answered with one."""
-    with pytest.raises(NotImplementedYet, match="output 'y': the classification extension"):
-        refuse_output_parameters("output 'y'", {"classification": 3})
+@pytest.mark.parametrize(("given", "expected"), [(None, 10), (0, 10), (1, 1), (10, 10), (100, 100)])
+def test_priorities_are_taken_and_0_is_the_usual_one(given: int | None, expected: int) -> None:
+    """As Triton's clients send it: always, and 0 when they were told nothing."""
+    parameters: dict[str, Parameter] = {} if given is None else {"priority": given}
+
+    assert expected == take_priority(parameters)
+    assert not parameters
 
 
-def test_other_output_parameters_are_ignored() -> None:
-    """REST's `binary_data`, and a classification of 0, ask for nothing."""
-    refuse_output_parameters("output 'y'", {"binary_data": True, "classification": 0})
+@pytest.mark.parametrize("value", [-1, 101, 2**64 - 1, 1.0, "1", True])
+def test_other_priorities_are_refused(value: Parameter) -> None:
+    """One that means nothing here is not guessed."""
+    with pytest.raises(BadRequest, match="parameter 'priority' is"):
+        take_priority({"priority": value})
+
+
+def test_outputs_may_be_asked_for_as_classes() -> None:
+    """The count is the caller's; 0 and nothing ask for the output itself."""
+    assert 3 == classes_of("output 'y'", {"classification": 3, "binary_data": True})
+    assert 0 == classes_of("output 'y'", {"classification": 0})
+    assert 0 == classes_of("output 'y'", {})
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_other_counts_of_classes_are_refused(value: Parameter) -> None:
+    """The output is named."""
+    with pytest.raises(BadRequest, match="output 'y': classification is"):
+        classes_of("output 'y'", {"classification": value})

@@ -12,7 +12,6 @@ from hloserve.core.errors import (
     BadRequest,
     DuplicateTensor,
     MalformedBody,
-    NotImplementedYet,
     TensorMismatch,
 )
 from hloserve.core.requests import (
@@ -204,10 +203,10 @@ def test_half_floats_have_no_typed_contents(datatype: str) -> None:
 
 @pytest.mark.parametrize(
     ("datatype", "text"),
-    [("BYTES", "BYTES tensors are not supported"), ("FP8", "'FP8'"), ("", "''"), ("fp32", "fp32")],
+    [("STRING", "'STRING'"), ("FP8", "'FP8'"), ("", "''"), ("fp32", "fp32")],
 )
 def test_unknown_datatypes_are_refused_with_the_known_ones(datatype: str, text: str) -> None:
-    """BYTES included, as long as no model takes text."""
+    """V2's names, exactly."""
     with pytest.raises(BadRequest, match=f"input 'x': .*{text}.*FP32"):
         decode(triton_request(("x", datatype, (1,), b"1234")))
 
@@ -361,13 +360,24 @@ def test_placed_tensors_survive_the_round_trip() -> None:
     assert {"z": [1]} == {name: array.tolist() for name, array in answer.outputs.items()}
 
 
-def test_classified_outputs_are_refused() -> None:
-    """The message names the output."""
+def test_outputs_may_be_asked_for_as_classes() -> None:
+    """The counts arrive by output, and a message like it is read anew each time."""
     classified = triton_request(("x", "UINT8", (1,), b"1"))
     classified.outputs.add(name="y").parameters["classification"].int64_param = 2
 
-    with pytest.raises(NotImplementedYet, match="output 'y'"):
+    assert [{"y": 2}] * 4 == [decode(classified).classes for _ in range(4)]
+    classified.outputs.add(name="z").parameters["classification"].string_param = "2"
+    with pytest.raises(BadRequest, match="output 'z': classification is '2'"):
         decode(classified)
+
+
+def test_priorities_arrive() -> None:
+    """Of any integer type of parameters; without one it is the usual one."""
+    urgent = triton_request(("x", "UINT8", (1,), b"1"))
+    urgent.parameters["priority"].uint64_param = 3
+
+    assert [3] * 4 == [decode(urgent).priority for _ in range(4)]
+    assert 10 == decode(triton_request(("x", "UINT8", (1,), b"1"))).priority
 
 
 def test_other_tensor_parameters_are_ignored() -> None:
@@ -518,7 +528,7 @@ def test_tritonclient_reads_our_request() -> None:
     } == request.parameters
 
 
-@pytest.mark.parametrize("dtype", ["O", "U3", "c8", "M8[s]", ml_dtypes.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", ["U3", "c8", "M8[s]", ml_dtypes.float8_e5m2], ids=str)
 def test_arrays_without_a_datatype_cannot_be_sent(dtype: Any) -> None:
     """The message names the input and the dtype."""
     with pytest.raises(BadRequest, match=r"input 'x': arrays of dtype .* have no V2 datatype"):

@@ -1,0 +1,126 @@
+"""The JSON of an infer request as a message: which members there are, and of what type.
+
+What lives here: parsing. What does not: what the members mean (`hloserve.wire.v2_json`).
+Stateless; any thread.
+
+Rules.
+1. Unknown members are ignored; known ones have the type of the specification, or are null, which
+   means absent.
+2. The text is bounded before it is parsed, as a number takes up to ten times its text. Its depth is
+   bounded by the parser.
+"""
+
+import re
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hloserve.core.errors import MalformedBody
+from hloserve.wire.tensor_bytes import ByteString
+
+__all__ = ["FlatInput", "Input", "Output", "Request", "parse_request"]
+
+Parameters: TypeAlias = dict[str, bool | int | float | str]
+
+
+class Input(msgspec.Struct):
+    """One input; `data` is any JSON."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: Parameters | None = None
+    data: Any = msgspec.UNSET
+
+
+class Output(msgspec.Struct):
+    """One requested output."""
+
+    name: str
+    parameters: Parameters | None = None
+
+
+class Request(msgspec.Struct):
+    """An infer request."""
+
+    inputs: list[Input]
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[Output] | None = None
+
+
+class FlatInput(Input):
+    """An input whose data is a list of nothing but numbers."""
+
+    data: list[int | float] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _FlatRequest(Request):
+    inputs: list[FlatInput]  # type: ignore[assignment]  # read only
+
+
+_decoder = msgspec.json.Decoder(Request)
+_flat_decoder = msgspec.json.Decoder(_FlatRequest)
+"""The common case: its success proves that no bool is among the numbers, at no cost."""
+
+_MAX_TEXT_BYTES = 64 * 2**20
+"""Some 7 million numbers. Triton's limit is the same; binary tensors have none."""
+
+
+# One token or one whole string, so that a token inside a string stays what it is.
+_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?(?:NaN|Infinity)', re.DOTALL)
+
+
+def _quote_token(match: re.Match[bytes]) -> bytes:
+    token = match[0]
+    return token if token[:1] == b'"' else b'"%b"' % token
+
+
+def parse_request(text: ByteString) -> Request:
+    """Parse JSON; bare NaN and Infinity, which many clients write, are taken as strings.
+
+    Raises:
+        MalformedBody: it is no JSON, or no infer request, or longer than is read.
+    """
+    if len(text) > _MAX_TEXT_BYTES:
+        raise MalformedBody(
+            f"the JSON has {len(text)} bytes, at most {_MAX_TEXT_BYTES} are read; send large"
+            " tensors as binary tensors, behind the JSON"
+        )
+    try:
+        return _flat_decoder.decode(text)
+    except msgspec.ValidationError:
+        return _parse_general(text, text)
+    except msgspec.DecodeError as error:
+        quoted = _quote_tokens(text)
+        if quoted is None:
+            raise _not_json(error, len(text)) from error
+        return _parse_general(quoted, text)
+    except (RecursionError, UnicodeError) as error:
+        raise _not_json(error, len(text)) from error
+
+
+def _parse_general(text: ByteString, original: ByteString) -> Request:
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        if text is original and (quoted := _quote_tokens(text)) is not None:
+            return _parse_general(quoted, original)
+        raise _not_json(error, len(original)) from error
+
+
+def _quote_tokens(text: ByteString) -> bytes | None:
+    whole = bytes(text)
+    if b"NaN" not in whole and b"Infinity" not in whole:
+        return None
+    return _TOKENS.sub(_quote_token, whole)
+
+
+def _not_json(error: Exception, text_bytes: int) -> MalformedBody:
+    if not text_bytes:
+        return MalformedBody("the body is empty; an infer request is a JSON object with inputs")
+    if isinstance(error, msgspec.ValidationError):
+        return MalformedBody(f"the JSON is not an infer request: {error}")
+    if isinstance(error, RecursionError):
+        return MalformedBody("the JSON is nested too deeply")
+    return MalformedBody(f"the body is not JSON: {error}")
