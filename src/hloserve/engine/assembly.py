@@ -20,7 +20,6 @@ from hloserve.engine.batching import split_rows
 
 __all__ = [
     "StagingArea",
-    "aligned_memory",
     "assemble",
     "check_outputs",
     "is_transferable",
@@ -44,7 +43,7 @@ class StagingArea:
     __slots__ = ("_memory", "_used_bytes", "_views")
 
     def __init__(self) -> None:
-        self._memory = aligned_memory(0)
+        self._memory = _aligned_memory(0)
         self._used_bytes = 0
         self._views: dict[tuple[int, tuple[int, ...], np.dtype[Any]], Array] = {}
 
@@ -72,7 +71,7 @@ class StagingArea:
         nbytes = math.prod(shape) * dtype.itemsize
         if self._used_bytes + nbytes > self._memory.nbytes:
             # What this dispatch has taken keeps the old memory alive until it ends.
-            self._memory = aligned_memory(max(self._used_bytes + nbytes, 2 * nbytes))
+            self._memory = _aligned_memory(max(self._used_bytes + nbytes, 2 * nbytes))
             self._views.clear()
             self._used_bytes = 0
         if len(self._views) >= _VIEWS_KEPT:
@@ -86,8 +85,7 @@ _VIEWS_KEPT = 1024
 """Making a view costs 1 us; a model of a few inputs and sizes needs a few dozen."""
 
 
-def aligned_memory(nbytes: int) -> Array:
-    """Bytes of unspecified content that begin where a device takes them without a copy."""
+def _aligned_memory(nbytes: int) -> Array:
     raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[skip : skip + nbytes]

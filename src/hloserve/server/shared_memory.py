@@ -34,7 +34,7 @@ from hloserve.core.requests import (
 )
 from hloserve.core.tensors import Array, Tensors
 from hloserve.core.tickets import Ticket
-from hloserve.engine.assembly import aligned_memory
+from hloserve.server.copy_buffers import CopyBuffers
 from hloserve.wire.shared_memory import SHARED_MEMORY_DIR, Region, exists, open_region
 from hloserve.wire.tensor_bytes import array_from_bytes, bytes_of
 
@@ -110,6 +110,7 @@ class SharedMemory:
         self._soon = soon
         self._directory = directory
         self._entries: dict[str, _Entry] = {}
+        self._buffers = CopyBuffers()
         self.copied_bytes = 0
 
     @property
@@ -255,7 +256,7 @@ class SharedMemory:
     async def _read(self, region: Region, name: str, tensor: SharedTensor) -> Array:
         """Copy an input, to where a device can take it as it lies."""
         dtype, shape, placement = tensor
-        memory = aligned_memory(placement.byte_size)
+        memory = self._buffers.take(placement.byte_size)
         for start in range(0, placement.byte_size, _COPY_BYTES):
             if start:
                 await self._next_turn()
