@@ -34,6 +34,7 @@ _READ_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024
 _MAX_POLL_MS = 2**31 - 1
 _NS_PER_MS = 1_000_000
+_NO_TLS = "does it speak TLS?"
 
 
 def remaining_s(deadline_ns: int) -> float | None:
@@ -63,10 +64,13 @@ class Connection:
         connected.setblocking(False)
         self._socket = connected
         self._address = address
+        has_tls = not isinstance(connected, socket.socket)
+        # Servers often say neither that they want a certificate nor that they want TLS.
+        self._guess = "does it want a client's certificate, or another?" if has_tls else _NO_TLS
         self._http2 = GrpcClientConnection(
             str(address),
             limits,
-            scheme="http" if isinstance(connected, socket.socket) else "https",
+            scheme="https" if has_tls else "http",
             metadata=() if token is None else (("authorization", f"Bearer {token}"),),
         )
         self._poll = select.poll()
@@ -200,7 +204,7 @@ class Connection:
         except OSError as error:
             return http2.lose(error.strerror or str(error))
         if nbytes == 0:
-            hint = "" if self._has_read else ", before it said a word; does it speak TLS?"
+            hint = "" if self._has_read else f", before it said a word; {self._guess}"
             return http2.lose(f"the server closed it{hint}")
         if not self._has_read:
             self._has_read = True

@@ -129,7 +129,7 @@ class Listeners:
                 read. Ports that were bound before are closed again.
         """
         require_safe_address(self._config, self._sources)
-        tls = self._security.open()
+        tls = await asyncio.to_thread(self._security.open)
         try:
             addresses = Addresses(
                 http=await self._bind(self._rest, "http_port", tls.rest if tls else None),
