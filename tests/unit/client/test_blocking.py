@@ -1,5 +1,6 @@
 """The blocking client against servers that behave: ours, and grpcio's."""
 
+import ssl
 import subprocess
 import sys
 import threading
@@ -463,3 +464,43 @@ def test_importing_the_client_loads_no_framework() -> None:
     )
 
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\n", "\xe9", "a=b", "Bearer x"])
+def test_a_token_that_no_header_can_hold_is_refused_unseen(token: str) -> None:
+    """The message does not repeat it: it may be a secret with a line end."""
+    with pytest.raises(BadRequest, match="the token is not a word") as caught:
+        Client("localhost:1", token=token)
+
+    assert not token or token not in str(caught.value)
+
+
+def test_an_address_and_tls_that_contradict_each_other_are_refused() -> None:
+    """Whoever writes grpc:// means no TLS."""
+    with pytest.raises(BadRequest, match="write grpcs://"):
+        Client("grpc://localhost:1", tls=ssl.create_default_context())
+
+
+def test_a_token_is_sent_with_every_call() -> None:
+    """As gRPC's metadata `authorization`."""
+    seen: list[object] = []
+
+    def live(rpc: Rpc) -> None:
+        seen.append(rpc.metadata("authorization"))
+        rpc.reply(b"")
+
+    with (
+        serve_with_ours({}, {"ServerLive": live}) as address,
+        Client(address, token="abc") as client,
+    ):
+        client.is_server_live()
+        client.is_server_live()
+
+    assert ["Bearer abc"] * 2 == seen
+
+
+def test_using_the_client_without_tls_imports_no_ssl() -> None:
+    """Those who do not need it do not pay for it."""
+    program = "import sys, hloserve; hloserve.Client('localhost:1'); sys.exit('ssl' in sys.modules)"
+
+    assert 0 == subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode

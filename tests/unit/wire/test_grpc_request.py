@@ -2,9 +2,9 @@
 
 import pytest
 
-from hloserve.core.errors import BadRequest, NotImplementedYet
+from hloserve.core.errors import BadRequest, NotImplementedYet, Unauthenticated
 from hloserve.wire.grpc_headers import NO_TIMEOUT, Headers
-from hloserve.wire.grpc_request import HeadReader, NotGrpc, RequestHead
+from hloserve.wire.grpc_request import GuardedHeadReader, HeadReader, NotGrpc, RequestHead
 
 _START: Headers = (
     (b":method", b"POST"),
@@ -81,3 +81,101 @@ def test_headers_of_another_protocol_are_answered_in_its_words(reader: HeadReade
         with pytest.raises(NotGrpc) as caught:
             reader.read(headers)
         assert caught.value.headers[0][0] == b":status"
+
+
+class _Guard:
+    """Lets one token in, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.rules: object = object()
+        self.good: bytes | None = b"Bearer good"
+        self.may_remember = True
+        self.asked = 0
+
+    def check(self, path: bytes, header: bytes | None) -> bool:
+        self.asked += 1
+        if header != self.good:
+            raise Unauthenticated("no", has_token=header is not None)
+        return self.may_remember
+
+
+def _token(value: bytes) -> Headers:
+    return ((b"authorization", value),)
+
+
+@pytest.fixture
+def guard() -> _Guard:
+    """Knows the token `good`."""
+    return _Guard()
+
+
+@pytest.fixture
+def guarded(guard: _Guard) -> GuardedHeadReader[str]:
+    """The reader of above, with a guard."""
+    return GuardedHeadReader({b"/a/Unary": "unary", b"/a/Stream": "stream"}, {b"/a/Stream"}, guard)
+
+
+def _outcome(reader: HeadReader[str], headers: Headers) -> str:
+    try:
+        return reader.read(headers)[0].method
+    except Unauthenticated:
+        return "refused"
+
+
+def test_equal_headers_are_looked_at_once(guarded: GuardedHeadReader[str], guard: _Guard) -> None:
+    """With other timeouts too; the answer is that of a reader without a guard."""
+    for timeout in (b"1S", b"2S", b"3S"):
+        headers = _START + _timeout(timeout) + _token(b"Bearer good") + _END
+        assert ("unary", False, False) == tuple(guarded.read(headers)[0])
+
+    assert 1 == guard.asked
+
+
+def test_every_other_token_is_looked_at(guarded: GuardedHeadReader[str], guard: _Guard) -> None:
+    """In any order, at any place, and without a token, nobody profits from an earlier caller."""
+    good, bad, none = _token(b"Bearer good"), _token(b"Bearer evil"), ()
+    for token, expected in (
+        (good, "unary"), (bad, "refused"), (good, "unary"), (none, "refused"), (bad, "refused"),
+        (good, "unary"), (good, "unary"),
+    ):  # fmt: skip
+        for headers in (_START + token + _END, token + _START + _END, _START + _END + token):
+            assert expected == _outcome(guarded, headers)
+
+
+def test_new_rules_end_what_was_remembered(guarded: GuardedHeadReader[str], guard: _Guard) -> None:
+    """The token that was good a moment ago is asked for again."""
+    headers = _START + _token(b"Bearer good") + _END
+    assert "unary" == _outcome(guarded, headers)
+
+    guard.good, guard.rules = b"Bearer other", object()
+
+    assert "refused" == _outcome(guarded, headers)
+
+
+def test_what_may_not_be_remembered_is_asked_each_time(
+    guarded: GuardedHeadReader[str], guard: _Guard
+) -> None:
+    """So that each such call is logged."""
+    guard.may_remember = False
+    for _ in range(3):
+        guarded.read(_START + _token(b"Bearer good"))
+
+    assert 3 == guard.asked
+
+
+def test_calls_without_a_token_are_remembered_where_none_is_needed(
+    guarded: GuardedHeadReader[str], guard: _Guard
+) -> None:
+    """Health calls; a token that is added to one is looked at."""
+    guard.good = None
+    for _ in range(3):
+        guarded.read(_START + _END)
+
+    assert 1 == guard.asked
+    assert "refused" == _outcome(guarded, _START + _token(b"x") + _END)
+
+
+def test_two_tokens_are_none(guarded: GuardedHeadReader[str]) -> None:
+    """Which of them a proxy has looked at is not known."""
+    with pytest.raises(Unauthenticated, match="given twice"):
+        guarded.read(_START + _token(b"Bearer good") * 2)

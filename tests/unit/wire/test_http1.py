@@ -1,10 +1,11 @@
 """The server's side of an HTTP/1.1 connection, without sockets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from support.rest_wire import chunked, connection, feed, output, post, refusal, request, responses
 
+from hloserve.core.errors import PermissionDenied, Unauthenticated
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest
 from hloserve.wire.http1_server import CommonHeaders, HttpServerConnection, Phase
 
@@ -428,3 +429,72 @@ def test_repeated_headers_are_joined() -> None:
     [got] = feed(connection(), request("GET", "/", "Accept: a", "ACCEPT: b"))
 
     assert got.headers[b"accept"] == b"a, b"
+
+
+def _let_in(method: str, target: bytes, headers: Mapping[bytes, bytes]) -> None:
+    if headers.get(b"authorization") != b"Bearer good":
+        raise Unauthenticated("no token", has_token=b"authorization" in headers)
+    if target == b"/admin":
+        raise PermissionDenied("admin", "user")
+
+
+def _guarded() -> HttpServerConnection:
+    return HttpServerConnection(HttpLimits(), None, _let_in)
+
+
+@pytest.mark.parametrize("step", [0, 1, 50])
+def test_a_request_that_is_allowed_is_like_any_other(step: int) -> None:
+    """Several on one connection, with and without bodies."""
+    token = "Authorization: Bearer good"
+
+    got = feed(_guarded(), request("GET", "/", token) + post(b"abc", token), step)
+
+    assert [b"", b"abc"] == [bytes(r.body) for r in got]
+
+
+def test_a_request_is_refused_by_its_head() -> None:
+    """The answer is there before any of the body, instead of 100 Continue, and ends it all."""
+    http = _guarded()
+    head = request("POST", "/p", "Content-Length: 1000000", "Expect: 100-continue")
+
+    status, text = refusal(http, head)
+
+    assert (401, True) == (status, text.startswith("no token"))
+    assert http.is_refused
+    assert not feed(http, request("GET", "/", "Authorization: Bearer good"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "target", "challenge"),
+    [
+        ((), "/", b'Bearer realm="hloserve"'),
+        (("Authorization: x",), "/", b'Bearer realm="hloserve", error="invalid_token"'),
+        (
+            ("Authorization: Bearer good",),
+            "/admin",
+            b'Bearer realm="hloserve", error="insufficient_scope", scope="admin"',
+        ),
+        (("Authorization: Bearer good",) * 2, "/", b"invalid_token"),
+    ],
+)
+def test_a_refusal_says_what_is_wanted(
+    headers: Sequence[str], target: str, challenge: bytes
+) -> None:
+    """As RFC 6750 has it; a header that is there twice is not the one that is good."""
+    http = _guarded()
+    assert not feed(http, request("GET", target, *headers))
+
+    [response] = responses(output(http))
+
+    assert challenge in response.headers[b"www-authenticate"]
+
+
+def test_a_refusal_waits_for_the_answers_before_it() -> None:
+    """Pipelined requests that were allowed are answered first."""
+    http = _guarded()
+    [first] = feed(http, request("GET", "/", "Authorization: Bearer good") + request())
+    assert b"" == output(http)
+
+    http.respond(first, 200, b"first")
+
+    assert [200, 401] == [response.status for response in responses(output(http))]
