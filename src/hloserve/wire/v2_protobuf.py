@@ -102,22 +102,23 @@ def decode_infer_request(
     outputs = fields[_OUTPUTS]
     entries = fields[_PARAMETERS]
     parameters = {} if entries is None else _parameters(entries)
-    shared = SharedTensors()
+    shared: dict[str, SharedTensor] = {}
+    places: dict[str, Placement] = {}
     classes: dict[str, int] = {}
     request = InferRequest(
         model,
-        _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input", shared.inputs),
+        _arrays(fields[_TENSORS], fields[_RAW_INPUTS], "input", shared),
         _text(fields[_ID], "id"),
         _text(fields[_VERSION], "model_version"),
-        () if outputs is None else read_outputs(outputs, shared.outputs, classes),
+        () if outputs is None else read_outputs(outputs, places, classes),
         take_deadline(parameters, now_ns, deadline_ns) if parameters else deadline_ns,
         parameters,
     )
     if parameters:
         request.priority = take_priority(parameters)
     raw = fields[_RAW_INPUTS]
-    if shared.inputs or shared.outputs or classes:
-        request.shared = shared if shared.inputs or shared.outputs else None
+    if shared or places or classes:
+        request.shared = SharedTensors(shared, places) if shared or places else None
         request.classes = classes or None
     elif type(body) is bytes and raw is not None:
         learn_request(
