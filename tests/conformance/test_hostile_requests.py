@@ -333,7 +333,7 @@ def test_health_and_index_have_the_documented_bodies(asker: Asker) -> None:
         ("f32", "FP32", [3], THREE, ("'x'", "rank")),
         ("f32", "INT32", [1, 3], THREE, ("'x'", "INT32", "FP32")),
         ("f32", "FP33", [1, 3], THREE, ("FP33",)),
-        ("f32", "BYTES", [1], b"\xff\xff\xff\xffabc", ("BYTES",)),
+        ("f32", "BYTES", [1], b"\xff\xff\xff\xffabc", ("'x'", "4294967295", "3")),
         ("bool", "BOOL", [1, 3], b"\x00\x01\x02", ("'x'",)),
         ("", "FP32", [1, 3], THREE, ("model",)),
         ("f32", "FP32", [1, 3], None, ("'x'",)),

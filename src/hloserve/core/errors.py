@@ -8,6 +8,7 @@
     │   ├─ UnknownTensor     (tensor, known)
     │   ├─ DuplicateTensor   (tensor)
     │   ├─ MissingTensor     (tensor)
+    │   ├─ TensorProblems    (problems)           several of these
     │   ├─ MalformedBody     (reason, offset)
     │   ├─ BodyTooLarge      (limit_bytes, got_bytes, setting)
     │   ├─ UnsupportedMedia  (what, supported)
@@ -93,6 +94,7 @@ __all__ = [
     "RegionNotRegistered",
     "ShuttingDown",
     "TensorMismatch",
+    "TensorProblems",
     "TooManyInFlight",
     "Unauthenticated",
     "Unavailable",
@@ -146,6 +148,20 @@ class MissingTensor(BadRequest):
     def __init__(self, tensor: str) -> None:
         self.tensor = tensor
         super().__init__(f"{tensor} is missing; the model needs it")
+
+
+class TensorProblems(BadRequest):
+    """Several tensors that do not fit; the message holds them all, or the first 20."""
+
+    def __init__(self, problems: Sequence[BadRequest]) -> None:
+        self.problems = tuple(problems)
+        shown = "; ".join(str(problem) for problem in problems[:_MOST_PROBLEMS])
+        more = len(problems) - _MOST_PROBLEMS
+        super().__init__(f"{shown}; and {more} more problems" if more > 0 else shown)
+
+
+_MOST_PROBLEMS = 20
+"""More would be a message of megabytes, of a request that means harm."""
 
 
 class MalformedBody(BadRequest):

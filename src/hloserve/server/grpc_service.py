@@ -84,8 +84,13 @@ class GrpcInferenceService:
             if response is None:
                 assert error is not None, "a request ends with a response or an error"
                 rpc.fail(error)
+                return
+            try:
+                message = codec.encode_infer_response(response)
+            except HloserveError as problem:  # more than a message can be
+                rpc.fail(problem)
             else:
-                rpc.reply(codec.encode_infer_response(response))
+                rpc.reply(message)
 
         rpc.on_cancel = self._inference.start(request, reply).cancel
 

@@ -27,12 +27,15 @@ from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.queued_request import QueuedRequest, build_requests
 from hloserve.engine.scheduler import Scheduler
+from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.task_threads import TaskThreads
+from hloserve.server.classification import check_classes, classify_outputs, is_large
 from hloserve.server.in_flight import InFlight, Reply
 from hloserve.server.metrics import UNKNOWN_MODEL, RequestMetrics
 from hloserve.server.shared_memory import SharedMemory
 from hloserve.server.tensor_check import (
+    all_problems,
     check_inputs,
     check_output_names,
     select_outputs,
@@ -118,14 +121,21 @@ class InferenceService:
         try:
             if request.version:
                 check_version(request.model, request.version)
-            if request.outputs:
-                check_output_names(model.outputs, request.outputs)
-            check_inputs(model.inputs, request.inputs)
+            try:
+                if request.outputs:
+                    check_output_names(model.outputs, request.outputs)
+                check_inputs(model.inputs, request.inputs)
+            except BadRequest:
+                raise all_problems(
+                    model.inputs, request.inputs, model.outputs, request.outputs
+                ) from None
+            if request.classes is not None:
+                check_classes(model.outputs, request.classes)
             if model.has_preprocess:
                 prepared = await self._hook_threads.run(model.preprocess, request.inputs)
             else:
                 prepared = [request.inputs[name] for name in model.input_names]
-            parts = build_requests(model.device, prepared, request.deadline_ns)
+            parts = build_requests(model.device, prepared, request.deadline_ns, request.priority)
             if len(parts) == 1:
                 self._scheduler.submit(parts)
                 raw = await parts[0]
@@ -135,11 +145,18 @@ class InferenceService:
                 outputs = await self._hook_threads.run(model.postprocess, raw)
             else:
                 outputs = dict(zip(model.output_names, raw, strict=True))
-            return InferResponse(
-                request.model, select_outputs(outputs, request.outputs), request.id, request.version
-            )
+            outputs = select_outputs(outputs, request.outputs)
+            if request.classes is not None:
+                outputs = await self._classify(model, outputs, request.classes)
+            return InferResponse(request.model, outputs, request.id, request.version)
         finally:
             uses.end()
+
+    async def _classify(self, model: Model, outputs: Tensors, classes: dict[str, int]) -> Tensors:
+        if is_large(outputs, classes):
+            run = self._hook_threads.run
+            return await run(classify_outputs, model.outputs, outputs, classes, model.labels)
+        return classify_outputs(model.outputs, outputs, classes, model.labels)
 
     async def _infer_shared(self, request: InferRequest) -> InferResponse:
         """Serve a request with tensors in shared memory, whose copies surround `infer`."""
@@ -148,7 +165,11 @@ class InferenceService:
     def _check_outlines(self, request: InferRequest, outlines: Tensors) -> None:
         """Check a request before its inputs are copied: arrays of no content stand for them."""
         inputs = self._registry.get(request.model).inputs
-        check_inputs(inputs, {**request.inputs, **outlines})
+        arrays = {**request.inputs, **outlines}
+        try:
+            check_inputs(inputs, arrays)
+        except BadRequest:
+            raise all_problems(inputs, arrays) from None
 
     async def _execute_parts(
         self, device: DeviceModel, inputs: list[Array], parts: list[QueuedRequest]

@@ -5,13 +5,26 @@ What lives here: request against specs, names of outputs. What does not: rows
 (`models`). Loop thread; functions of their arguments alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from hloserve.core.dtypes import by_numpy
-from hloserve.core.errors import DuplicateTensor, MissingTensor, TensorMismatch, UnknownTensor
+from hloserve.core.dtypes import of_wire
+from hloserve.core.errors import (
+    BadRequest,
+    DuplicateTensor,
+    MissingTensor,
+    TensorMismatch,
+    TensorProblems,
+    UnknownTensor,
+)
 from hloserve.core.tensors import Array, Tensors, TensorSpec
 
-__all__ = ["check_inputs", "check_output_names", "check_tensor", "select_outputs"]
+__all__ = [
+    "all_problems",
+    "check_inputs",
+    "check_output_names",
+    "check_tensor",
+    "select_outputs",
+]
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors) -> None:
@@ -37,27 +50,59 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors) -> None:
         raise UnknownTensor(f"input {extra!r}", known)
 
 
+def all_problems(
+    input_specs: Sequence[TensorSpec],
+    inputs: Tensors,
+    output_specs: Sequence[TensorSpec] = (),
+    wanted: Sequence[str] = (),
+) -> BadRequest:
+    """Everything that is wrong with a request that was refused by the checks here.
+
+    Returns:
+        The one problem, or a `TensorProblems` that holds them in the order of the specs, then of
+        the request.
+    """
+    problems: list[BadRequest] = []
+    for spec in input_specs:
+        array = inputs.get(spec.name)
+        role = f"input {spec.name!r}"
+        if array is None:
+            problems.append(MissingTensor(role))
+        else:
+            problems += _differences(role, spec, array)
+    known = [spec.name for spec in input_specs]
+    problems += [UnknownTensor(f"input {name!r}", known) for name in inputs if name not in known]
+    problems += _output_problems(output_specs, wanted)
+    return problems[0] if len(problems) == 1 else TensorProblems(problems)
+
+
 def check_tensor(role: str, spec: TensorSpec, array: Array) -> None:
     """Check one array against its spec; `role` opens the message, e.g. ``input 'image'``.
 
     Raises:
         TensorMismatch: naming the first difference.
     """
+    for difference in _differences(role, spec, array):
+        raise difference
+
+
+def _differences(role: str, spec: TensorSpec, array: Array) -> Iterator[TensorMismatch]:
     if array.dtype != spec.dtype.numpy:
-        raise TensorMismatch(role, "datatype", spec.dtype.kserve or spec.dtype, _datatype(array))
+        expected = spec.dtype.kserve or spec.dtype
+        yield TensorMismatch(role, "datatype", expected, _datatype(array))
     if array.ndim != len(spec.shape):
-        raise TensorMismatch(
-            role, "rank", f"{len(spec.shape)} (shape {list(spec.wire_shape)})", array.ndim
-        )
+        expected = f"{len(spec.shape)} (shape {list(spec.wire_shape)})"
+        yield TensorMismatch(role, "rank", expected, array.ndim)
+        return
     for position, (want, have) in enumerate(zip(spec.shape, array.shape, strict=True)):
         if want is not None and want != have:
             letter = spec.axes[position].letter
-            raise TensorMismatch(role, f"extent of axis {position} ({letter})", want, have)
+            yield TensorMismatch(role, f"extent of axis {position} ({letter})", want, have)
 
 
 def _datatype(array: Array) -> str:
     try:
-        dtype = by_numpy(array.dtype)
+        dtype = of_wire(array.dtype)
     except KeyError:
         return str(array.dtype)
     return dtype.kserve or dtype.token
@@ -69,13 +114,18 @@ def check_output_names(specs: Sequence[TensorSpec], wanted: Sequence[str]) -> No
     Raises:
         UnknownTensor, DuplicateTensor: a name is not the model's, or comes twice.
     """
+    for problem in _output_problems(specs, wanted):
+        raise problem
+
+
+def _output_problems(specs: Sequence[TensorSpec], wanted: Sequence[str]) -> Iterator[BadRequest]:
     known = [spec.name for spec in specs]
     seen: set[str] = set()
     for name in wanted:
         if name not in known:
-            raise UnknownTensor(f"output {name!r}", known)
+            yield UnknownTensor(f"output {name!r}", known)
         if name in seen:
-            raise DuplicateTensor(f"output {name!r}")
+            yield DuplicateTensor(f"output {name!r}")
         seen.add(name)
 
 

@@ -4,9 +4,21 @@ import numpy as np
 import pytest
 from support.engine_models import spec
 
-from hloserve.core.dtypes import by_token
-from hloserve.core.errors import DuplicateTensor, MissingTensor, TensorMismatch, UnknownTensor
-from hloserve.server.tensor_check import check_inputs, check_output_names, select_outputs
+from hloserve.core.dtypes import BYTES, by_token
+from hloserve.core.errors import (
+    DuplicateTensor,
+    MissingTensor,
+    TensorMismatch,
+    TensorProblems,
+    UnknownTensor,
+)
+from hloserve.core.tensors import Tensors
+from hloserve.server.tensor_check import (
+    all_problems,
+    check_inputs,
+    check_output_names,
+    select_outputs,
+)
 
 _X = spec("x", "nc", c=3)
 _MASK = spec("mask", "nw", by_token("i32"), w=-1)
@@ -70,3 +82,41 @@ def test_wanted_outputs_come_in_the_wanted_order() -> None:
 
     assert ["mask", "x"] == list(select_outputs(outputs, ["mask", "x"]))
     assert outputs == select_outputs(outputs, [])
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    """Every problem names its tensor."""
+    inputs: Tensors = {"x": _ROWS[:, :2].astype(np.float64), "z": _ROWS}
+
+    problem = all_problems([_X, _MASK], inputs, [_X], ["q", "x", "x"])
+
+    assert isinstance(problem, TensorProblems)
+    kinds = [TensorMismatch, TensorMismatch, MissingTensor, UnknownTensor]
+    assert [*kinds, UnknownTensor, DuplicateTensor] == [type(each) for each in problem.problems]
+    for name in ("input 'x'", "input 'mask'", "input 'z'", "output 'q'", "output 'x'"):
+        assert name in str(problem)
+
+
+def test_one_problem_is_itself() -> None:
+    """It keeps its type and its attributes."""
+    assert isinstance(all_problems([_X], {}), MissingTensor)
+
+
+def test_thousands_of_problems_are_counted() -> None:
+    """The message of a request that means harm stays short."""
+    problem = all_problems([_X], {str(number): _ROWS for number in range(5000)})
+
+    assert len(str(problem)) < 2000
+    assert "and 4981 more problems" in str(problem)
+
+
+def test_strings_are_a_datatype_of_their_own() -> None:
+    """They fit BYTES, and nothing else."""
+    text = spec("t", "n", BYTES)
+    strings = np.array([b"a"], object)
+
+    check_inputs([text], {"t": strings})
+    with pytest.raises(TensorMismatch, match="datatype is FP32, expected BYTES"):
+        check_inputs([text], {"t": _ROWS})
+    with pytest.raises(TensorMismatch, match="datatype is BYTES, expected FP32"):
+        check_inputs([_X], {"x": strings})
