@@ -15,6 +15,7 @@ Rules.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from hloserve.config.schema import SharedMemoryConfig
 from hloserve.core.clock import Clock
-from hloserve.core.dtypes import of_wire
+from hloserve.core.dtypes import BYTES, of_wire
 from hloserve.core.errors import NotPossibleNow, Overloaded, RegionNotRegistered, TensorMismatch
 from hloserve.core.requests import (
     InferRequest,
@@ -36,6 +37,7 @@ from hloserve.core.tensors import Array, Tensors
 from hloserve.core.tickets import Ticket
 from hloserve.server.copy_buffers import CopyBuffers
 from hloserve.wire.shared_memory import SHARED_MEMORY_DIR, Region, exists, open_region
+from hloserve.wire.strings import check_count
 from hloserve.wire.tensor_bytes import array_from_bytes, bytes_of
 
 __all__ = ["SharedMemory"]
@@ -256,6 +258,8 @@ class SharedMemory:
     async def _read(self, region: Region, name: str, tensor: SharedTensor) -> Array:
         """Copy an input, to where a device can take it as it lies."""
         dtype, shape, placement = tensor
+        if dtype is BYTES:
+            check_count(f"input {name!r}", prod(shape))
         memory = self._buffers.take(placement.byte_size)
         for start in range(0, placement.byte_size, _COPY_BYTES):
             if start:

@@ -10,7 +10,7 @@ from support.shared_objects import SharedObject, mappings_of
 
 from hloserve.config.schema import SharedMemoryConfig
 from hloserve.core.clock import ManualClock
-from hloserve.core.dtypes import F32
+from hloserve.core.dtypes import BYTES, F32
 from hloserve.core.errors import BadRequest, HloserveError, NotPossibleNow, RegionNotRegistered
 from hloserve.core.requests import (
     InferRequest,
@@ -192,6 +192,29 @@ def test_large_copies_let_the_loop_go_on(memory: SharedMemory, turns: Turns) -> 
 
         assert ended.error is None
         assert {3.0} == set(np.unique(large.bytes[2**24 :].view(np.float32)))
+
+
+def test_strings_are_in_shared_memory_as_in_messages(
+    memory: SharedMemory, shared: SharedObject
+) -> None:
+    """Each behind its length; the place may be larger than what is written."""
+    written = b"\2\0\0\0ab\0\0\0\0"
+    shared.bytes[: len(written)] = np.frombuffer(written, np.uint8)
+    memory.register("r", shared.key, 0, 4096)
+    place = {"y": Placement("r", 100, 64)}
+    tensor = SharedTensor(BYTES, (2,), Placement("r", 0, len(written)))
+    request = InferRequest("m", {}, outputs=("y",), shared=SharedTensors({"x": tensor}, place))
+
+    async def echo(request: InferRequest) -> InferResponse:
+        return InferResponse("m", {"y": request.inputs["x"]})
+
+    ((response, error),) = Ended(memory.infer(request, _accept, echo)).outcomes
+
+    assert error is None
+    assert [b"ab", b""] == request.inputs["x"].tolist()
+    assert written == shared.bytes[100 : 100 + len(written)].tobytes()
+    told = SharedTensor(BYTES, (2,), Placement("r", 100, len(written)))
+    assert {"y": told} == response.shared
 
 
 def test_all_places_are_checked_before_any_region_is_held(
