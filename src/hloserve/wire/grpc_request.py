@@ -159,25 +159,29 @@ class GuardedHeadReader(HeadReader[M]):
 
     @override
     def read(self, headers: Headers) -> tuple[RequestHead[M], int, Headers]:
-        if self._guard.rules is not self._rules:
-            self._head = None
         token, at = self._token, self._token_at
-        if token is not None and not (at < len(headers) and compare_digest(headers[at][1], token)):
+        if self._guard.rules is not self._rules or (
+            token is not None and not (at < len(headers) and compare_digest(headers[at][1], token))
+        ):
             self._head = None
-        return super().read(headers)
+        return HeadReader.read(self, headers)
 
     @override
     def _read_anew(self, headers: Headers) -> tuple[RequestHead[M], int, Headers]:
         found = super()._read_anew(headers)
         head, self._head = self._head, None  # remembered only when it is allowed
-        self._token = None
         rules = self._guard.rules
-        names = [name for name, _ in headers]
-        at = names.index(_AUTHORIZATION) if _AUTHORIZATION in names else -1
-        token = None if at < 0 else headers[at][1]
-        if names.count(_AUTHORIZATION) > 1:
-            raise Unauthenticated("the header `authorization` is given twice", has_token=True)
-        if self._guard.check(dict(headers)[b":path"], token):
+        path, token, at = b"", None, 0
+        for index, (name, value) in enumerate(headers):
+            if name == b":path":
+                path = value
+            elif name == _AUTHORIZATION:
+                if token is not None:
+                    raise Unauthenticated(
+                        "the header `authorization` is given twice", has_token=True
+                    )
+                token, at = value, index
+        if self._guard.check(path, token):
             self._head, self._rules, self._token, self._token_at = head, rules, token, at
         return found
 

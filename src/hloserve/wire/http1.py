@@ -311,7 +311,7 @@ class GuardedReader(RequestReader):
 
     @override
     def _check_head(self, version: str) -> None:
-        super()._check_head(version)
+        RequestReader._check_head(self, version)
         try:
             self._check(self._method, self._target, self._headers)
         except HloserveError as error:

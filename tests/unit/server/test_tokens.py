@@ -29,8 +29,8 @@ def test_a_line_is_name_scopes_and_token() -> None:
     keyring = parse_tokens(FILE, "tokens")
 
     assert 2 == len(keyring)
-    assert Grant("alice", frozenset({Scope.INFER})) == keyring.find(ALICE.encode())
-    assert Grant("ops", frozenset({Scope.INFER, Scope.ADMIN})) == keyring.find(OPS.encode())
+    assert Grant("alice", is_admin=False) == keyring.find(ALICE.encode())
+    assert Grant("ops", is_admin=True) == keyring.find(OPS.encode())
     assert keyring.find(ALICE[:-1].encode()) is None
     assert keyring.find(b"") is None
 
@@ -47,10 +47,11 @@ def test_a_token_may_be_given_as_its_hash() -> None:
 
 def test_admin_includes_infer() -> None:
     """Who may change the server may ask it."""
-    grant = Grant("ops", frozenset({Scope.ADMIN}))
-
-    assert grant.may(Scope.INFER)
-    assert not Grant("alice", frozenset({Scope.INFER})).may(Scope.ADMIN)
+    for scopes, admin in (("admin", True), ("infer", False), ("infer,admin", True)):
+        grant = parse_tokens(f"x {scopes} {ALICE}".encode(), "tokens").find(ALICE.encode())
+        assert grant is not None
+        assert grant.may(Scope.INFER)
+        assert admin is grant.may(Scope.ADMIN)
 
 
 def test_memory_holds_no_token() -> None:
