@@ -20,7 +20,7 @@ import torch
 
 from examples.pytorch_resnet.resnet import build_model
 from hloserve.export import export_pytorch
-from hloserve.export.torch_source import TorchSource
+from hloserve.export.torch.source import TorchSource
 
 __all__ = ["main", "measure"]
 

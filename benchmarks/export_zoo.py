@@ -33,7 +33,7 @@ from hloserve.engine.signature import TensorType
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.artifact import clean_program, serialise_program, tidy_program
 from hloserve.export.source import Shape, SymbolicTraceFailed, Traced
-from hloserve.export.torch_source import TorchSource, as_arguments
+from hloserve.export.torch.source import TorchSource, as_arguments
 
 __all__ = ["main"]
 

@@ -113,7 +113,7 @@ def _loss(weights: Weights, images: Any, labels: Any) -> Any:
     return -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(logits(images, weights)), axis=-1))
 
 
-@jax.jit  # type: ignore[untyped-decorator]  # jax is not checked here
+@jax.jit
 def _update(
     weights: Weights, moments: Any, images: Any, labels: Any, rate: Any, step: Any
 ) -> tuple[Weights, Any]:

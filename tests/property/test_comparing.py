@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hloserve.core.tensors import Array
-from hloserve.export.comparing import Tolerances, compare_arrays
+from hloserve.export.comparison.comparing import Tolerances, compare_arrays
 
 VALUES = st.one_of(
     st.floats(width=32), st.sampled_from([0.0, 1.0, 1.001, np.nan, np.inf, -np.inf, 1e38, -1e38])

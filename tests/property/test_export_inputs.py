@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hloserve.core.errors import ConfigProblem
-from hloserve.export.error_text import short_error
-from hloserve.export.export_list import load_export_list
-from hloserve.export.triton_config import TritonConfigFault, batch_ladder, parse_config
+from hloserve.export.lists.error_text import short_error
+from hloserve.export.lists.export_list import load_export_list
+from hloserve.export.lists.triton_config import TritonConfigFault, batch_ladder, parse_config
 
 _WORDS = ("input", "output", "name", "data_type", "dims", "max_batch_size", "TYPE_FP32", "3", '"x"')
 _KEYS = st.sampled_from(

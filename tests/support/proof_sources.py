@@ -9,7 +9,7 @@ from jax import export
 
 from hloserve.bundle.io_spec import IOSpec, build_specs
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.export.proof import Candidate
+from hloserve.export.proof.prove import Candidate
 from hloserve.export.source import NamedArrays, Shape, Traced
 
 Function = Callable[..., Sequence[Any]]

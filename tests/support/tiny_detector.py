@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from hloserve.core.tensors import Array
-from hloserve.export.detector import TwoStageDetector
-from hloserve.export.detector_config import DetectorConfig
+from hloserve.export.detection.config import DetectorConfig
+from hloserve.export.detection.detector import TwoStageDetector
 from hloserve.hooks import vision
 
 CHANNELS, CLASSES, POOLED = 8, 5, 4

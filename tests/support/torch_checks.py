@@ -14,7 +14,7 @@ from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.artifact import clean_program
 from hloserve.export.options import ExportOptions
 from hloserve.export.source import Shape, Traced
-from hloserve.export.torch_source import TorchSource, as_arguments
+from hloserve.export.torch.source import TorchSource, as_arguments
 
 __all__ = ["Calling", "check_against_torch", "run_traced", "source_of"]
 

@@ -1,6 +1,6 @@
 """`hloserve compare`: a bundle against its source model or expected outputs, on samples.
 
-The work is `hloserve.export.comparing`. Main thread.
+The work is `hloserve.export.comparison.comparing`. Main thread.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from hloserve.cli.printing import print_json, print_table, safe
 if TYPE_CHECKING:
     from hloserve.bundle.manifest import Manifest
     from hloserve.core.tensors import Tensors
-    from hloserve.export.comparing import CompareReport, Tolerances
-    from hloserve.export.references import Reference
-    from hloserve.export.samples import Sample
+    from hloserve.export.comparison.comparing import CompareReport, Tolerances
+    from hloserve.export.comparison.references import Reference
+    from hloserve.export.comparison.samples import Sample
 
 __all__ = ["compare"]
 
@@ -103,8 +103,8 @@ def compare(  # noqa: PLR0913  # one argument per option
       hloserve compare models/resnet --samples samples/ --reference train.py:predict --max 10
     """
     from hloserve.bundle.manifest import load_manifest
-    from hloserve.export.comparing import Tolerances
-    from hloserve.export.samples import find_samples
+    from hloserve.export.comparison.comparing import Tolerances
+    from hloserve.export.comparison.samples import find_samples
 
     if bundle_only and reference_only:
         raise click.UsageError("--bundle-only and --reference-only exclude each other")
@@ -130,8 +130,8 @@ def compare(  # noqa: PLR0913  # one argument per option
 
 
 def _load_reference(text: str, manifest: "Manifest") -> "Reference":
-    from hloserve.export.references import load_reference
-    from hloserve.export.target import TargetFault
+    from hloserve.export.comparison.references import load_reference
+    from hloserve.export.lists.target import TargetFault
 
     try:
         return load_reference(text, manifest.outputs, manifest.name)
@@ -150,8 +150,8 @@ def _compare_bundle(
     bundle_only: bool,
     tolerances: "Tolerances",
 ) -> "CompareReport":
-    from hloserve.export.bundle_runner import BundleRunner
-    from hloserve.export.samples import read_expected
+    from hloserve.export.comparison.bundle_runner import BundleRunner
+    from hloserve.export.comparison.samples import read_expected
 
     expect: Callable[[Sample, Tensors], Tensors] | None = None
     described = "nothing (the bundle alone)"
@@ -175,14 +175,14 @@ def _run(
     described: str,
     tolerances: "Tolerances",
 ) -> "CompareReport":
-    from hloserve.export.comparing import CompareReport, compare_samples
+    from hloserve.export.comparison.comparing import CompareReport, compare_samples
 
     results = compare_samples(samples, manifest.inputs, manifest.outputs, run, expect, tolerances)
     return CompareReport(manifest.name, described, tolerances, tuple(results))
 
 
 def _tell(report: "CompareReport", path: Path | None, as_json: bool) -> None:
-    from hloserve.export.comparing import HEADS
+    from hloserve.export.comparison.comparing import HEADS
 
     if path is not None:
         path.write_text(report.to_markdown(), encoding="utf-8")

@@ -17,10 +17,10 @@ import click
 from hloserve.cli.printing import print_json, print_table, safe
 
 if TYPE_CHECKING:
-    from hloserve.export.batch_run import ListRun, Task
+    from hloserve.export.lists.run import ListRun, Task
     from hloserve.export.options import BatchSizes
     from hloserve.export.report import ExportReport
-    from hloserve.export.target import Target
+    from hloserve.export.lists.target import Target
 
 __all__ = ["export"]
 
@@ -97,7 +97,7 @@ def export(what: str, report: Path | None, as_json: bool, **flags: Any) -> int:
         _refuse_flags(given, _FOR_TARGET, "a target; a list has them as options of its models")
         return _export_list(Path(what), report, as_json=as_json, **given)
     _refuse_flags(given, _FOR_LIST, "a list of models")
-    from hloserve.export.target import TargetFault, parse_target
+    from hloserve.export.lists.target import TargetFault, parse_target
 
     try:
         target = parse_target(what)
@@ -117,8 +117,8 @@ def _export_target(
     target: "Target", report_path: Path | None, as_json: bool, given: dict[str, Any]
 ) -> int:
     from hloserve.cli.export_progress import build_progress
-    from hloserve.export.batch_run import Outcome, run_deferred
-    from hloserve.export.target import importing_from, load_target
+    from hloserve.export.lists.run import Outcome, run_deferred
+    from hloserve.export.lists.target import importing_from, load_target
 
     if report_path is not None and not report_path.parent.is_dir():
         raise click.UsageError(f"--report: there is no directory {str(report_path.parent)!r}")
@@ -169,7 +169,7 @@ def _exporter_options(given: dict[str, Any], target: "Target") -> dict[str, Any]
 
 
 def _batch_sizes(flag: str, text: str) -> "BatchSizes":
-    from hloserve.export.plain_options import OptionRefused, parse_batch_sizes
+    from hloserve.export.lists.plain_options import OptionRefused, parse_batch_sizes
 
     try:
         return parse_batch_sizes(text)
@@ -202,8 +202,8 @@ def _export_list(
     dry_run: bool = False,
 ) -> int:
     from hloserve.cli.export_progress import build_progress
-    from hloserve.export.batch_run import ListRun, plan_run
-    from hloserve.export.export_list import check_names, load_export_list
+    from hloserve.export.lists.run import ListRun, plan_run
+    from hloserve.export.lists.export_list import check_names, load_export_list
 
     if force and not only:
         raise click.UsageError("--force needs --only, so that it cannot replace everything")
@@ -237,7 +237,7 @@ def _print_tasks(tasks: "Sequence[Task]", as_json: bool) -> None:
 
 
 def _tell_run(run: "ListRun", path: Path | None, as_json: bool) -> None:
-    from hloserve.export.list_report import count_outcomes, to_json, to_markdown
+    from hloserve.export.lists.report import count_outcomes, to_json, to_markdown
 
     missed = [task.model.name for task in run.tasks[len(run.outcomes) :]]
     if path is not None:

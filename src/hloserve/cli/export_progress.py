@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from hloserve.cli.printing import safe
 from hloserve.core.terminal_line import TerminalLine
-from hloserve.export.batch_run import Outcome, RunListener
+from hloserve.export.lists.run import Outcome, RunListener
 
 if TYPE_CHECKING:
-    from hloserve.export.batch_run import Verdict
+    from hloserve.export.lists.run import Verdict
 
 __all__ = ["PlainProgress", "TerminalProgress", "build_progress"]
 

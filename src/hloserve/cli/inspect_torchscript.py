@@ -1,7 +1,7 @@
 """`hloserve inspect-torchscript`: what a TorchScript file holds, and whether it can be exported.
 
 What lives here: options and printing. What does not: the looking
-(`hloserve.export.torchscript_probe`). Runs the file's TorchScript code. Main thread.
+(`hloserve.export.torchscript.probe`). Runs the file's TorchScript code. Main thread.
 """
 
 from pathlib import Path
@@ -51,8 +51,8 @@ def inspect_torchscript(
       hloserve inspect-torchscript models/detector --size 640
       hloserve inspect-torchscript net.pt --input f32:1,3,224,224 --code-out net.py
     """
-    from hloserve.export.torchscript_probe import inspect_torchscript as inspect
-    from hloserve.export.torchscript_probe import parse_input
+    from hloserve.export.torchscript.probe import inspect_torchscript as inspect
+    from hloserve.export.torchscript.probe import parse_input
 
     try:
         declared = [parse_input(text) for text in inputs]

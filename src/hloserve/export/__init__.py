@@ -16,38 +16,38 @@ if TYPE_CHECKING:
         bundle_arity_report,
         bundle_entry_arity,
     )
-    from hloserve.export.detector import TwoStageDetector, export_two_stage_detector
-    from hloserve.export.detector_config import DetectorConfig
-    from hloserve.export.equinox_source import export_equinox
-    from hloserve.export.flax_source import export_flax
-    from hloserve.export.jax_source import export_jax
+    from hloserve.export.detection.config import DetectorConfig
+    from hloserve.export.detection.detector import TwoStageDetector, export_two_stage_detector
+    from hloserve.export.jax.source import export_jax
+    from hloserve.export.modules.equinox_source import export_equinox
+    from hloserve.export.modules.flax_source import export_flax
     from hloserve.export.options import ExportOptions, ExportProgress
     from hloserve.export.pipeline import export_source
     from hloserve.export.provenance import collect_provenance
     from hloserve.export.report import ExportReport
-    from hloserve.export.torch_source import export_pytorch
-    from hloserve.export.torchscript_source import export_torchscript
+    from hloserve.export.torch.source import export_pytorch
+    from hloserve.export.torchscript.source import export_torchscript
 
 _HOMES = {
-    "DetectorConfig": "hloserve.export.detector_config",
+    "DetectorConfig": "hloserve.export.detection.config",
     "ExportOptions": "hloserve.export.options",
     "ExportProblem": "hloserve.core.errors",
     "ExportProgress": "hloserve.export.options",
     "ExportReport": "hloserve.export.report",
     "IOSpec": "hloserve.bundle",
     "ProofFailed": "hloserve.core.errors",
-    "TwoStageDetector": "hloserve.export.detector",
+    "TwoStageDetector": "hloserve.export.detection.detector",
     "assert_bundle_arity": "hloserve.export.arity",
     "bundle_arity_report": "hloserve.export.arity",
     "bundle_entry_arity": "hloserve.export.arity",
     "collect_provenance": "hloserve.export.provenance",
-    "export_equinox": "hloserve.export.equinox_source",
-    "export_flax": "hloserve.export.flax_source",
-    "export_jax": "hloserve.export.jax_source",
-    "export_pytorch": "hloserve.export.torch_source",
+    "export_equinox": "hloserve.export.modules.equinox_source",
+    "export_flax": "hloserve.export.modules.flax_source",
+    "export_jax": "hloserve.export.jax.source",
+    "export_pytorch": "hloserve.export.torch.source",
     "export_source": "hloserve.export.pipeline",
-    "export_torchscript": "hloserve.export.torchscript_source",
-    "export_two_stage_detector": "hloserve.export.detector",
+    "export_torchscript": "hloserve.export.torchscript.source",
+    "export_two_stage_detector": "hloserve.export.detection.detector",
     "write_bundle": "hloserve.bundle",
 }
 

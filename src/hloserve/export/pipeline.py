@@ -25,7 +25,7 @@ from hloserve.export.artifact import OLDEST_TARGET, Artifact, serialise_program
 from hloserve.export.interface import Interface, declare_interface
 from hloserve.export.options import ExportOptions
 from hloserve.export.programs import ProgramSet, trace_programs
-from hloserve.export.proof import Candidate, Proof, ProofSettings, prove
+from hloserve.export.proof.prove import Candidate, Proof, ProofSettings, prove
 from hloserve.export.report import ExportReport, output_proofs
 from hloserve.export.settings import Settings, resolve_settings
 from hloserve.export.source import Source

@@ -2,7 +2,7 @@
 
 What lives here: the values and their three forms, text for a terminal, Markdown for a page, plain
 values for JSON and for the manifest's provenance. What does not: filling them in
-(`hloserve.export.pipeline`, `hloserve.export.proof`). Everything is immutable; any thread.
+(`hloserve.export.pipeline`, `hloserve.export.proof.prove`). Everything is immutable; any thread.
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,8 +23,8 @@ from hloserve.bundle.manifest_text import PATCH_FILE
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
-from hloserve.export.compile_options import check_compile_options
 from hloserve.export.input_settings import InputSetting, read_inputs, read_names
+from hloserve.export.jax.compile_options import check_compile_options
 from hloserve.export.options import ExportOptions, ExportProgress, MatmulPrecision
 from hloserve.export.source import Source
 

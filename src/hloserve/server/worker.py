@@ -241,6 +241,11 @@ class Worker:
         """True while requests are served: see `server.catalog`."""
         return self._catalog.is_ready
 
+    @property
+    def requests_in_flight(self) -> int:
+        """Inference requests being handled."""
+        return self._inference.in_flight
+
     def stop_on_signals(self) -> None:
         """Let SIGTERM and SIGINT stop the worker. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,7 +3,7 @@
 import io
 
 from hloserve.cli.export_progress import PlainProgress, TerminalProgress
-from hloserve.export.batch_run import Outcome, RunListener
+from hloserve.export.lists.run import Outcome, RunListener
 
 ERASE = "\r\x1b[2K"
 

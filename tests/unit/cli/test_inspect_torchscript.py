@@ -8,7 +8,7 @@ import torch
 from support.torchscript_models import Summing
 
 from hloserve.cli.main import run
-from hloserve.export.torchscript_loading import quiet
+from hloserve.export.torchscript.loading import quiet
 
 pytestmark = pytest.mark.xla
 

@@ -9,7 +9,7 @@ from hloserve.core.errors import ExportProblem
 from hloserve.engine.mlir import MlirProgram, read_program
 from hloserve.engine.mlir_annotations import walk_ops
 from hloserve.export.artifact import OLDEST_TARGET, clean_program, serialise_program
-from hloserve.export.tracing import trace_function
+from hloserve.export.jax.tracing import trace_function
 
 pytestmark = pytest.mark.xla
 

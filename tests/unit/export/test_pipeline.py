@@ -14,7 +14,7 @@ from hloserve.core.errors import BundleProblem
 from hloserve.core.tensors import Array
 from hloserve.engine.mlir import read_program
 from hloserve.export import ExportProblem, ExportProgress, ProofFailed, export_jax, export_source
-from hloserve.export.jax_source import JaxSource
+from hloserve.export.jax.source import JaxSource
 from hloserve.export.options import ExportOptions
 from hloserve.export.source import Shape, SymbolicTraceFailed, Traced
 

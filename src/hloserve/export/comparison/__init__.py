@@ -1,0 +1,1 @@
+"""A bundle against its source on an author's own samples."""

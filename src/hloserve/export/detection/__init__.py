@@ -1,0 +1,1 @@
+"""Two-stage detectors as one program with a fixed-size result."""

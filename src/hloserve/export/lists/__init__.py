@@ -1,0 +1,1 @@
+"""Exports from the command line: targets, YAML lists, reports."""

@@ -1,0 +1,1 @@
+"""Flax and Equinox: modules as functions of their inputs and named weights."""

@@ -1,0 +1,1 @@
+"""Whether a program computes what its source model does."""

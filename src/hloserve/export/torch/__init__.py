@@ -1,0 +1,1 @@
+"""PyTorch: exported programs run on JAX, operator by operator."""

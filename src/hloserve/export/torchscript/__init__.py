@@ -1,0 +1,1 @@
+"""TorchScript: files and scripts as exported programs, and what is in them."""
