@@ -293,7 +293,7 @@ def test_names_are_percent_decoded_once(asker: Asker) -> None:
         ("POST", "/v2/repository/any/index", 200),
         ("GET", "/nothing", 404),
         ("GET", "/v2/models", 404),
-        ("POST", "/v2/repository/models/f32/load", 404),
+        ("POST", "/v2/repository/models/f32/load", 400),
         ("GET", "/v2/models/f32/%ff", 400),
     ],
 )
@@ -408,16 +408,16 @@ def test_typed_contents_are_read_with_their_counts_and_ranges(
         assert raw.raw_output_contents == response.raw_output_contents
 
 
-def test_methods_that_do_not_exist_are_unimplemented(asker: Asker) -> None:
-    """Parts of the protocol that are not there say so."""
-    for method, request in (
-        (asker.stub.ModelStatistics, service_pb2.ModelStatisticsRequest()),
-        (asker.stub.CudaSharedMemoryStatus, service_pb2.CudaSharedMemoryStatusRequest()),
-        (asker.stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest(model_name="f32")),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            method(request, timeout=30)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+@pytest.mark.parametrize(
+    "method", ["CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"]
+)
+def test_methods_that_are_not_served_say_so(asker: Asker, method: str) -> None:
+    """They are UNIMPLEMENTED, with a text that says what is."""
+    with pytest.raises(grpc.RpcError) as caught:
+        getattr(asker.stub, method)(getattr(service_pb2, f"{method}Request")(), timeout=30)
+
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "CUDA shared memory (system shared memory is)" in caught.value.details()
 
 
 def test_server_survives_all_of_the_above(asker: Asker) -> None:

@@ -33,7 +33,7 @@ class OperationsEndpoints:
 
     def set_log_settings(self, exchange: Exchange, model: str, version: str) -> None:
         """Change the log's settings; answers those that hold then."""
-        changes = codec.decode_log_request(bytes(exchange.body))
+        changes = codec.decode_log_request(exchange.control_body)
         exchange.reply(200, codec.encode_log_settings(self._operations.logs.update(changes)))
 
     def trace_settings(self, exchange: Exchange, model: str, version: str) -> None:
@@ -42,6 +42,6 @@ class OperationsEndpoints:
 
     def set_trace_settings(self, exchange: Exchange, model: str, version: str) -> None:
         """Change trace settings; answers those that hold then."""
-        changes = codec.decode_trace_request(bytes(exchange.body))
+        changes = codec.decode_trace_request(exchange.control_body)
         settings = self._operations.traces.update(changes, model)
         exchange.reply(200, codec.encode_trace_settings(settings))

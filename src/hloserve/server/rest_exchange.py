@@ -8,11 +8,13 @@ What does not: connections (`hloserve.server.rest_transport`) and routes
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from hloserve.core.errors import Code, HloserveError
+from hloserve.core.errors import BodyTooLarge, Code, HloserveError
 from hloserve.core.logging import log_event
-from hloserve.wire.http1_content import decode_content
+from hloserve.core.tickets import Call, Ticket
+from hloserve.models.task_threads import TaskThreads
+from hloserve.wire.http1_content import Coding, accepted_coding, decode_content, encode_content
 from hloserve.wire.http1_messages import (
     Body,
     Headers,
@@ -26,6 +28,19 @@ __all__ = ["AnswerPath", "Exchange"]
 
 _log = logging.getLogger(__name__)
 _RETRY_LATER = (("Retry-After", "1"),)
+
+_CONTROL_BYTES = 2**20
+"""Most bytes, decompressed, of a body that is no inference request."""
+_FIXED = "fixed for this path"
+_QUICK_TEXT_BYTES = 64 * 2**10
+"""JSON up to here is read on the loop, in at most a few milliseconds; handing it over takes 0.1."""
+_QUICK_PACKED_BYTES = 1024
+"""The same for compressed bodies, which may grow a thousandfold."""
+_COMPRESSED_FROM_BYTES = 8 * 2**10
+"""Smaller answers fit into a few packets, and would wait longer for the compression."""
+_COMPRESSED_APART_FROM_BYTES = 32 * 2**10
+
+T = TypeVar("T")
 
 
 class AnswerPath(Protocol):
@@ -51,12 +66,26 @@ class Exchange:
             after that are dropped.
     """
 
-    __slots__ = ("_is_answered", "_max_body_bytes", "_path", "_request", "on_disconnect")
+    __slots__ = (
+        "_is_answered",
+        "_max_body_bytes",
+        "_path",
+        "_request",
+        "_threads",
+        "on_disconnect",
+    )
 
-    def __init__(self, request: HttpRequest, path: AnswerPath, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        request: HttpRequest,
+        path: AnswerPath,
+        max_body_bytes: int,
+        threads: TaskThreads | None = None,
+    ) -> None:
         self._request = request
         self._path: AnswerPath | None = path
         self._max_body_bytes = max_body_bytes
+        self._threads = threads
         self._is_answered = False
         self.on_disconnect: Callable[[], None] | None = None
 
@@ -110,6 +139,63 @@ class Exchange:
         return decode_content(request.body, coding.decode("latin-1"), self._max_body_bytes)
 
     @property
+    def control_body(self) -> bytes:
+        """The body of a request that is small by its nature; the same errors.
+
+        Raises:
+            BodyTooLarge: it is not small.
+        """
+        request, limit = self._request, min(self._max_body_bytes, _CONTROL_BYTES)
+        if len(request.body) > limit:
+            raise BodyTooLarge(limit, len(request.body), _FIXED)
+        coding = request.headers.get(b"content-encoding", b"").decode("latin-1")
+        return bytes(decode_content(request.body, coding, limit, _FIXED))
+
+    def takes_long(self, text_bytes: int | None) -> bool:
+        """True when the body is better read apart from the loop.
+
+        Args:
+            text_bytes: how much of the body is text, as far as the client says so.
+        """
+        request = self._request
+        if b"content-encoding" in request.headers:
+            return len(request.body) > _QUICK_PACKED_BYTES
+        size = len(request.body)
+        return (size if text_bytes is None else min(text_bytes, size)) > _QUICK_TEXT_BYTES
+
+    def run_apart(
+        self, function: Callable[[], T], then: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        """Run what takes long on another thread, then go on; not when the caller has gone.
+
+        Args:
+            function: pure; whatever it uses must not change meanwhile.
+            then: called with its result or what it raised, on the loop. What it raises in turn
+                fails the exchange.
+        """
+        call: Call[T] = Call(self._wait_for(function), self._guarded(then))
+        self.on_disconnect = call.cancel
+        call.step()
+
+    async def _wait_for(self, function: Callable[[], T]) -> T:
+        if self._threads is None:
+            return function()
+        ticket: Ticket[T] = self._threads.run(function)
+        return await ticket
+
+    def _guarded(
+        self, then: Callable[[T | None, Exception | None], None]
+    ) -> Callable[[T | None, Exception | None], None]:
+        def done(value: T | None, error: Exception | None) -> None:
+            self.on_disconnect = None
+            try:
+                then(value, error)
+            except Exception as problem:  # noqa: BLE001  # the edge of a request: fail logs it
+                self.fail(problem)
+
+        return done
+
+    @property
     def is_answered(self) -> bool:
         """True once answered, or once the caller has gone."""
         return self._is_answered
@@ -129,13 +215,45 @@ class Exchange:
             content_type: empty for none.
             headers: further headers.
         """
-        path = self._path
-        if path is None:
+        if self._path is None:
             assert not self._is_answered, "an exchange was answered twice"
             return
-        self._path = self.on_disconnect = None
         self._is_answered = True
-        path.answer(self._request, status, body, content_type, headers)
+        if len(body) >= _COMPRESSED_FROM_BYTES:
+            coding = accepted_coding(self._request.headers.get(b"accept-encoding", b""))
+            if coding is not None and self._request.method != "HEAD":
+                self._reply_packed(status, body, content_type, headers, coding)
+                return
+        self._send(status, body, content_type, headers)
+
+    def _send(
+        self, status: int, body: bytes, content_type: str, headers: Sequence[tuple[str, str]]
+    ) -> None:
+        path, self._path, self.on_disconnect = self._path, None, None
+        if path is not None:
+            path.answer(self._request, status, body, content_type, headers)
+
+    def _reply_packed(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str,
+        headers: Sequence[tuple[str, str]],
+        coding: Coding,
+    ) -> None:
+        """Answer with a content coding, unless the body hardly shrinks."""
+
+        def send(packed: bytes | None, error: Exception | None) -> None:
+            varied = (*headers, ("Vary", "Accept-Encoding"))
+            if packed is None:  # also when nobody had time for it
+                self._send(status, body, content_type, varied)
+            else:
+                self._send(status, packed, content_type, (*varied, ("Content-Encoding", coding)))
+
+        if len(body) >= _COMPRESSED_APART_FROM_BYTES:
+            self.run_apart(lambda: encode_content(body, coding), send)
+        else:
+            send(encode_content(body, coding), None)
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error: ``{"error": "..."}`` and the status of its type.
@@ -143,7 +261,7 @@ class Exchange:
         What is not the caller's to know is logged with its traceback under a request id, and the
         caller gets the id. Ignored when already answered: only the first outcome counts.
         """
-        if self._path is None:
+        if self._path is None or self._is_answered:
             return
         status, request_id = 500, ""
         if isinstance(error, HloserveError):

@@ -7,6 +7,7 @@ Source: V2 protocol, REST; where published servers disagree, docs/protocol.md sa
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -14,7 +15,7 @@ import msgspec
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import HloserveError, MalformedBody
-from hloserve.core.requests import NEVER_NS, InferResponse, Parameter
+from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse, Parameter
 from hloserve.core.tickets import Call
 from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
@@ -32,6 +33,12 @@ _Endpoint: TypeAlias = Callable[[Exchange, str, str], None]
 
 _STATISTICS = ("v2", "models", "stats")
 """The statistics of all models, unless there is a model of that name."""
+
+_Decoded: TypeAlias = tuple[InferRequest, codec.OutputForms]
+_Encoded: TypeAlias = tuple[bytes, str, int | None]
+
+_QUICK_VALUES = 16_384
+"""Values written as JSON on the loop; more take longer than handing them to another thread."""
 
 _Methods: TypeAlias = Mapping[str, _Endpoint]
 
@@ -127,14 +134,29 @@ class RestInferenceService:
         return "", None
 
     def _infer(self, exchange: Exchange, model: str, version: str) -> None:
-        request, forms = codec.decode_infer_request(
-            model,
-            version,
-            exchange.body,
-            exchange.header(b"inference-header-content-length"),
-            self._clock.now_ns(),
-            NEVER_NS,
-        )
+        now_ns = self._clock.now_ns()
+        length = exchange.header(b"inference-header-content-length")
+
+        def decode() -> _Decoded:
+            return codec.decode_infer_request(
+                model, version, exchange.body, length, now_ns, NEVER_NS
+            )
+
+        def begin(decoded: _Decoded | None, error: Exception | None) -> None:
+            if decoded is None:
+                assert error is not None, "a body is read or it is not"
+                exchange.fail(error)
+            else:
+                self._begin(exchange, model, *decoded)
+
+        if exchange.takes_long(int(length) if length and length.isdigit() else None):
+            exchange.run_apart(decode, begin)
+        else:
+            self._begin(exchange, model, *decode())
+
+    def _begin(
+        self, exchange: Exchange, model: str, request: InferRequest, forms: codec.OutputForms
+    ) -> None:
         if forms.raw is not None:
             request.inputs = codec.decode_raw_input(forms.raw, self._catalog.inputs(model))
 
@@ -143,9 +165,19 @@ class RestInferenceService:
                 assert error is not None, "a request ends with a response or an error"
                 exchange.fail(error)
                 return
-            body, content_type, length = codec.encode_infer_response(response, forms)
-            headers = () if length is None else ((codec.LENGTH_HEADER, str(length)),)
-            exchange.reply(200, body, content_type, headers)
+            if codec.json_values(response, forms) <= _QUICK_VALUES:
+                try:
+                    encoded = codec.encode_infer_response(response, forms)
+                except HloserveError as problem:  # a value that JSON cannot carry
+                    exchange.fail(problem)
+                else:
+                    _reply(exchange, encoded)
+                return
+            # The arrays may be views of device memory, which is used again after this call.
+            response.outputs = {name: array.copy() for name, array in response.outputs.items()}
+            exchange.run_apart(
+                lambda: codec.encode_infer_response(response, forms), partial(_encoded, exchange)
+            )
 
         in_flight = self._inference.start(request, reply)
         if not exchange.is_answered:
@@ -170,16 +202,16 @@ class RestInferenceService:
         exchange.reply(200 if is_ready else 503, codec.encode_model_ready(model, is_ready))
 
     def _index(self, exchange: Exchange, model: str, version: str) -> None:
-        wanted = _parse_request(bytes(exchange.body), _IndexRequest, "repository index")
+        wanted = _parse_request(exchange.control_body, _IndexRequest, "repository index")
         entries = self._catalog.index(ready_only=wanted.ready or False)
         exchange.reply(200, codec.encode_index(entries))
 
     def _load(self, exchange: Exchange, model: str, version: str) -> None:
-        wanted = _parse_request(bytes(exchange.body), _ChangeRequest, "load or unload")
+        wanted = _parse_request(exchange.control_body, _ChangeRequest, "load or unload")
         Call(self._control.load(model, wanted.parameters), _ended(exchange)).step()
 
     def _unload(self, exchange: Exchange, model: str, version: str) -> None:
-        wanted = _parse_request(bytes(exchange.body), _ChangeRequest, "load or unload")
+        wanted = _parse_request(exchange.control_body, _ChangeRequest, "load or unload")
         Call(self._control.unload(model, wanted.parameters), _ended(exchange)).step()
 
     def _page(self, path: str) -> _Methods:
@@ -191,6 +223,20 @@ class RestInferenceService:
             exchange.reply(200, page.read_bytes(), "text/html; charset=utf-8")
 
         return _get(show)
+
+
+def _encoded(exchange: Exchange, encoded: _Encoded | None, error: Exception | None) -> None:
+    if encoded is None:
+        assert error is not None, "a response is written or it is not"
+        exchange.fail(error)
+    else:
+        _reply(exchange, encoded)
+
+
+def _reply(exchange: Exchange, encoded: _Encoded) -> None:
+    body, content_type, length = encoded
+    headers = () if length is None else ((codec.LENGTH_HEADER, str(length)),)
+    exchange.reply(200, body, content_type, headers)
 
 
 class _IndexRequest(msgspec.Struct):

@@ -24,6 +24,7 @@ from typing import cast
 from typing_extensions import override
 
 from hloserve.core.clock import Clock, SystemClock
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.listening import Listener
 from hloserve.server.rest_exchange import Exchange
 from hloserve.server.rest_timeouts import HttpTimeouts
@@ -37,6 +38,8 @@ _RECEIVE_BYTES = 64 * 2**10
 _JOIN_BYTES = 64 * 2**10
 _SWEEP_S = 1.0
 _BACKLOG = 4096
+_BODY_THREADS = 2
+_MOST_BODIES = 256
 
 
 class HttpServer:
@@ -70,6 +73,7 @@ class HttpServer:
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._now_ns = 0
         self.listener: Listener | None = None
+        self._threads: TaskThreads | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
 
@@ -93,6 +97,8 @@ class HttpServer:
         """
         if ssl is not None:
             ssl.set_alpn_protocols(["http/1.1"])
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        self._threads = TaskThreads(_BODY_THREADS, post, name="body", max_waiting=_MOST_BODIES)
         self.listener = await Listener.open(
             self.new_connection,
             (host, port),
@@ -133,6 +139,8 @@ class HttpServer:
         """Stop listening and cut all connections off. Idempotent."""
         if self.listener is not None:
             self.listener.close()
+        if self._threads is not None:
+            self._threads.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -197,8 +205,6 @@ class _Connection(asyncio.BufferedProtocol):
         self._phase: int = Phase.IDLE
         self._since_ns = server._now_ns
 
-    # -- asyncio calls these -----------------------------------------------------------------
-
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour only
@@ -250,13 +256,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._is_write_paused = False
         self.advance()
 
-    # -- requests and answers ----------------------------------------------------------------
-
     def _handle(self, requests: Sequence[HttpRequest]) -> None:
         handler, max_body_bytes = self._server._handler, self._server._limits.max_body_bytes
         self._is_unsent = True  # what is answered at once leaves with the `advance` that follows
         for request in requests:
-            exchange = Exchange(request, self, max_body_bytes)
+            exchange = Exchange(request, self, max_body_bytes, self._server._threads)
             request.context = exchange
             try:
                 handler(exchange)
@@ -316,8 +320,6 @@ class _Connection(asyncio.BufferedProtocol):
             transport.resume_reading()
         else:
             transport.pause_reading()
-
-    # -- the end -----------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Close now if nothing is going on, else after the last answer."""

@@ -51,7 +51,7 @@ class SharedMemoryEndpoints:
         exchange.reply(200, encode_status(self._memory.status(region)))
 
     def _register(self, exchange: Exchange, region: str, _: str) -> None:
-        wanted = decode_register(exchange.body)
+        wanted = decode_register(exchange.control_body)
         self._memory.register(region, wanted.key, wanted.offset, wanted.byte_size)
         exchange.reply(200)
 

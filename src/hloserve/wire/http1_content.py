@@ -1,20 +1,31 @@
-"""Content codings of request bodies: gzip and deflate, never larger than a cap.
+"""Content codings, gzip and deflate: of request bodies, never larger than a cap, and of answers.
 
-What lives here: decompression that stops at the cap. What does not: transfer codings
-(`hloserve.wire.http1`). Stateless; any thread.
+What lives here: decompression that stops at the cap, compression where it is worth it, and which
+coding a client accepts. What does not: transfer codings (`hloserve.wire.http1`). Stateless; any
+thread.
 
-Source: RFC 9110 section 8.4.
+Source: RFC 9110 sections 8.4 and 12.5.3.
 """
 
 import zlib
+from functools import lru_cache
+from typing import Literal, TypeAlias
 
 from hloserve.core.errors import BodyTooLarge, MalformedBody, UnsupportedMedia
 from hloserve.wire.http1_messages import Body
 
-__all__ = ["decode_content"]
+__all__ = ["Coding", "accepted_coding", "decode_content", "encode_content"]
+
+Coding: TypeAlias = Literal["gzip", "deflate"]
 
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 _SUPPORTED = ("gzip", "deflate", "identity")
+
+_LEVEL = 1
+"""Higher levels save some percent of text, and take two to five times as long."""
+_TRIAL_BYTES = 16 * 2**10
+_WORTH_FRACTION = 0.9
+"""A body whose start does not shrink below this is sent as it is: random floats do not."""
 
 
 def decode_content(
@@ -69,3 +80,39 @@ def _inflate(body: Body, bits: int, name: str, max_bytes: int, setting: str) -> 
             return b"".join(pieces)
         if bits != _GZIP_BITS:  # only gzip may have several members
             raise MalformedBody(f"body has {len(rest)} bytes after the end of its {name} data")
+
+
+@lru_cache(maxsize=256)
+def accepted_coding(accept_encoding: bytes) -> Coding | None:
+    """The coding to answer with, by the client's Accept-Encoding; None for no coding.
+
+    What the client likes best of ours; gzip when it does not say. A field that cannot be read
+    accepts nothing.
+    """
+    weights: dict[str, float] = {}
+    for part in accept_encoding.decode("latin-1").lower().split(","):
+        name, _, parameter = part.partition(";")
+        key, _, value = parameter.partition("=")
+        try:
+            weights[name.strip()] = float(value) if key.strip() == "q" else 1.0
+        except ValueError:
+            return None
+    others = weights.get("*", 0.0)
+    gzip = weights.get("gzip", weights.get("x-gzip", others))
+    deflate = weights.get("deflate", others)
+    if max(gzip, deflate) <= 0:
+        return None
+    return "gzip" if gzip >= deflate else "deflate"
+
+
+def encode_content(body: Body, coding: Coding) -> bytes | None:
+    """Apply a content coding; None when the body hardly shrinks."""
+    view = memoryview(body)
+    bits = _GZIP_BITS if coding == "gzip" else zlib.MAX_WBITS
+    if len(view) > 2 * _TRIAL_BYTES:
+        trial = zlib.compress(view[:_TRIAL_BYTES], _LEVEL)
+        if len(trial) > _TRIAL_BYTES * _WORTH_FRACTION:
+            return None
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, bits)
+    packed = packer.compress(view) + packer.flush()
+    return packed if len(packed) < len(view) * _WORTH_FRACTION else None

@@ -74,6 +74,7 @@ __all__ = [
     "encode_model_ready",
     "encode_ready",
     "encode_server_metadata",
+    "json_values",
 ]
 
 _DATATYPES = {dtype.numpy: dtype.kserve for dtype in (*DTYPES, BYTES) if dtype.kserve is not None}
@@ -271,6 +272,16 @@ def _read_outputs(
         if flag is not None:
             is_binary[name] = flag
     request.outputs = tuple(names)
+
+
+def json_values(response: InferResponse, forms: OutputForms) -> int:
+    """How many values of the outputs are written as JSON."""
+    shared = response.shared or {}
+    return sum(
+        array.size
+        for name, array in response.outputs.items()
+        if name not in shared and not forms.is_binary.get(name, forms.default_is_binary)
+    )
 
 
 def encode_infer_response(

@@ -63,6 +63,22 @@ _decoder = msgspec.json.Decoder(Request)
 _flat_decoder = msgspec.json.Decoder(_FlatRequest)
 """The common case: its success proves that no bool is among the numbers, at no cost."""
 
+
+class _RawInput(Input):
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _RawRequest(Request):
+    inputs: list[_RawInput]  # type: ignore[assignment]  # read only
+
+
+_raw_decoder = msgspec.json.Decoder(_RawRequest)
+_numbers_decoder = msgspec.json.Decoder(list[int | float])
+
+_PIECE_BYTES = 256 * 2**10
+"""Longer texts are parsed piece by piece: the parser holds the interpreter's lock until it is done,
+and parses 250 MB/s. A piece takes 1 ms."""
+
 _MAX_TEXT_BYTES = 64 * 2**20
 """Some 7 million numbers. Triton's limit is the same; binary tensors have none."""
 
@@ -88,6 +104,8 @@ def parse_request(text: ByteString) -> Request:
             " tensors as binary tensors, behind the JSON"
         )
     try:
+        if len(text) > _PIECE_BYTES and (request := _parse_pieces(text)) is not None:
+            return request
         return _flat_decoder.decode(text)
     except msgspec.ValidationError:
         return _parse_general(text, text)
@@ -98,6 +116,49 @@ def parse_request(text: ByteString) -> Request:
         return _parse_general(quoted, text)
     except (RecursionError, UnicodeError) as error:
         raise _not_json(error, len(text)) from error
+
+
+def _parse_pieces(text: ByteString) -> Request | None:
+    """Parse a long text, so that other threads get their turns; None when it is not flat numbers.
+
+    What is refused here is left to the parser of the whole, which says why.
+    """
+    try:
+        raw = _raw_decoder.decode(text)
+        inputs: list[Input] = [
+            FlatInput(
+                each.name,
+                each.shape,
+                each.datatype,
+                each.parameters,
+                each.data
+                if isinstance(each.data, msgspec.UnsetType)
+                else _parse_numbers(each.data),
+            )
+            for each in raw.inputs
+        ]
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
+    return Request(inputs, raw.id, raw.parameters, raw.outputs)
+
+
+def _parse_numbers(raw: msgspec.Raw) -> list[int | float]:
+    """Parse an array of numbers.
+
+    Raises:
+        msgspec.DecodeError: it holds something else.
+    """
+    text = bytes(raw)
+    if len(text) <= _PIECE_BYTES:
+        return _numbers_decoder.decode(text)
+    numbers: list[int | float] = []
+    start, last = 1, text.rindex(b"]")
+    while start < last:
+        end = text.find(b",", start + _PIECE_BYTES, last)
+        end = last if end < 0 else end
+        numbers += _numbers_decoder.decode(b"[%b]" % text[start:end])
+        start = end + 1
+    return numbers
 
 
 def _parse_general(text: ByteString, original: ByteString) -> Request:

@@ -2,7 +2,9 @@
 
 import gzip
 import logging
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +24,10 @@ from hloserve.core.errors import (
     ShuttingDown,
     UnsupportedMedia,
 )
+from hloserve.core.tickets import Ticket
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.rest_exchange import Exchange
+from hloserve.wire.http1_content import decode_content
 from hloserve.wire.http1_messages import Body, HttpRequest
 
 
@@ -144,3 +149,171 @@ def test_only_the_first_outcome_counts() -> None:
     assert len(answers.got) == 1
     with pytest.raises(AssertionError, match="twice"):
         exchange.reply(200)
+
+
+_TEXT = b"[" + b"1.5, " * 20_000 + b"0]"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("nbytes", [10_000, 100_000])
+def test_large_answer_is_compressed_for_who_accepts_it(coding: str, nbytes: int) -> None:
+    """The headers say so, and that the answer depends on what was accepted."""
+    exchange, answers = exchange_of(accept_encoding=coding)
+
+    exchange.reply(200, _TEXT[:nbytes], headers=(("X-Other", "1"),))
+
+    (status, body, content_type, headers) = answers.got[0]
+    assert (status, content_type) == (200, "application/json")
+    assert headers == {"X-Other": "1", "Vary": "Accept-Encoding", "Content-Encoding": coding}
+    assert bytes(decode_content(body, coding, nbytes)) == _TEXT[:nbytes]
+
+
+@pytest.mark.parametrize(
+    ("body", "accepted"),
+    [
+        (_TEXT[:8191], "gzip"),
+        (_TEXT, "br"),
+        (_TEXT, ""),
+        (random.Random(1).randbytes(50_000), "gzip"),
+    ],
+)
+def test_answer_goes_as_it_is_when_compression_is_not_worth_it(body: bytes, accepted: str) -> None:
+    """Small ones, ones that do not shrink, and for clients that do not accept it."""
+    exchange, answers = exchange_of(accept_encoding=accepted)
+
+    exchange.reply(200, body)
+
+    assert answers.got[0][1] == body
+    assert "Content-Encoding" not in answers.got[0][3]
+
+
+def test_control_body_is_small_also_when_unpacked() -> None:
+    """A request that is small by its nature is not unpacked beyond a megabyte."""
+    bomb = gzip.compress(bytes(2**21))
+    exchange = Exchange(
+        HttpRequest("POST", b"/", {b"content-encoding": b"gzip"}, bomb, True), Answers(), 2**30
+    )
+    plain = Exchange(HttpRequest("POST", b"/", {}, bytes(2**20 + 1), True), Answers(), 2**30)
+
+    for large in (exchange, plain):
+        with pytest.raises(BodyTooLarge):
+            _ = large.control_body
+    assert exchange_of(body=b"{}")[0].control_body == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("size", "headers", "text_bytes", "expected"),
+    [
+        (65_536, {}, None, False),
+        (65_537, {}, None, True),
+        (10**6, {}, 200, False),
+        (10**6, {}, 100_000, True),
+        (1024, {"content_encoding": "gzip"}, None, False),
+        (1025, {"content_encoding": "gzip"}, None, True),
+    ],
+)
+def test_what_takes_long_is_told_before_it_is_read(
+    size: int, headers: dict[str, str], text_bytes: int | None, expected: bool
+) -> None:
+    """Long text does, binary tensors do not, and nobody knows of what is compressed."""
+    exchange, _ = exchange_of(b"/", bytes(size), **headers)
+
+    assert expected is exchange.takes_long(text_bytes)
+
+
+class Elsewhere:
+    """Threads that a test drives: work waits until `run_all`."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Ticket[Any], Callable[[], Any]]] = []
+
+    def run(self, function: Callable[[], Any]) -> Ticket[Any]:
+        """Keep the work."""
+        ticket: Ticket[Any] = Ticket()
+        self.waiting.append((ticket, function))
+        return ticket
+
+    def run_all(self) -> None:
+        """Do the work, and go on with those who wait for it."""
+        for ticket, function in self.waiting:
+            if ticket.is_cancelled:
+                continue
+            try:
+                ticket.resolve(function())
+            except HloserveError as error:
+                ticket.fail(error)
+
+
+def _apart(**headers: str) -> tuple[Exchange, Answers, Elsewhere]:
+    raw = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    answers, threads = Answers(), Elsewhere()
+    exchange = Exchange(
+        HttpRequest("POST", b"/", raw, b"", True), answers, 1000, cast(TaskThreads, threads)
+    )
+    return exchange, answers, threads
+
+
+def test_work_is_done_apart_and_then_goes_on() -> None:
+    """Nothing is answered before, and the result arrives."""
+    exchange, answers, threads = _apart()
+    exchange.run_apart(lambda: b"done", lambda value, error: exchange.reply(200, value or b""))
+
+    assert not answers.got
+    threads.run_all()
+
+    assert answers.got[0][:2] == (200, b"done")
+
+
+def test_error_of_work_apart_arrives() -> None:
+    """As an error, for the one who goes on."""
+    exchange, answers, threads = _apart()
+
+    def fail() -> bytes:
+        raise BadRequest("no good")
+
+    exchange.run_apart(fail, lambda value, error: exchange.fail(error or AssertionError()))
+    threads.run_all()
+
+    assert answers.got[0][:2] == (400, b'{"error":"no good"}')
+
+
+def test_what_goes_on_may_fail() -> None:
+    """What it raises is the answer."""
+    exchange, answers, threads = _apart()
+
+    def go_on(value: bytes | None, error: Exception | None) -> None:
+        raise BadRequest("too late")
+
+    exchange.run_apart(lambda: b"", go_on)
+    threads.run_all()
+
+    assert answers.got[0][0] == 400
+
+
+def test_work_for_a_caller_that_has_gone_is_dropped() -> None:
+    """It neither runs nor goes on."""
+    exchange, answers, threads = _apart()
+    exchange.run_apart(lambda: pytest.fail("it ran"), lambda value, error: pytest.fail("went on"))
+
+    exchange.disconnected()
+    threads.run_all()
+
+    assert not answers.got
+
+
+def test_large_answer_is_compressed_apart_and_counts_as_answered() -> None:
+    """Later failures do not answer once more; one who leaves meanwhile gets nothing."""
+    exchange, answers, threads = _apart(accept_encoding="gzip")
+    exchange.reply(200, _TEXT)
+
+    exchange.fail(BadRequest("late"))
+    assert exchange.is_answered
+    assert not answers.got
+    threads.run_all()
+
+    assert answers.got[0][3]["Content-Encoding"] == "gzip"
+    gone, nothing, others = _apart(accept_encoding="gzip")
+    gone.reply(200, _TEXT)
+    gone.disconnected()
+    others.run_all()
+    assert not nothing.got

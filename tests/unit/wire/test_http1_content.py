@@ -1,12 +1,13 @@
 """Content codings of request bodies."""
 
 import gzip
+import random
 import zlib
 
 import pytest
 
 from hloserve.core.errors import BodyTooLarge, MalformedBody, UnsupportedMedia
-from hloserve.wire.http1_content import decode_content
+from hloserve.wire.http1_content import Coding, accepted_coding, decode_content, encode_content
 
 TEXT = b'{"inputs": []}' * 50
 CAP = 10_000
@@ -78,3 +79,52 @@ def test_bytes_after_the_data_are_refused() -> None:
     """Nothing may follow on compressed data."""
     with pytest.raises(MalformedBody, match="after the end"):
         decode_content(zlib.compress(TEXT) + b"x", "deflate", CAP)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        (b"", None),
+        (b"gzip", "gzip"),
+        (b"GZIP", "gzip"),
+        (b"x-gzip", "gzip"),
+        (b"deflate", "deflate"),
+        (b"gzip, deflate, br, zstd", "gzip"),
+        (b"deflate, gzip;q=0.5", "deflate"),
+        (b"gzip;q=0, deflate;q=0.1", "deflate"),
+        (b"gzip;q=0", None),
+        (b"br", None),
+        (b"identity", None),
+        (b"*", "gzip"),
+        (b"*;q=0", None),
+        (b"gzip;q=0, *", "deflate"),
+        (b"gzip; q=1.0", "gzip"),
+        (b"gzip;level=1", "gzip"),
+        (b"gzip;q=often", None),
+    ],
+)
+def test_answer_has_the_coding_that_the_client_likes_best(
+    accepted: bytes, coding: str | None
+) -> None:
+    """Of those that are served; gzip when it does not care."""
+    assert coding == accepted_coding(accepted)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("nbytes", [1, 10_000, 1_000_000])
+def test_encoded_content_is_decoded_again(coding: Coding, nbytes: int) -> None:
+    """By our own reader, and small text is not made larger."""
+    body = (b"1.5,2.25," * nbytes)[:nbytes]
+
+    packed = encode_content(body, coding)
+
+    if packed is None:
+        assert nbytes == 1
+    else:
+        assert len(packed) < nbytes
+        assert bytes(decode_content(packed, coding, nbytes)) == body
+
+
+def test_content_that_does_not_shrink_is_left_alone() -> None:
+    """Random bytes are found out by their start."""
+    assert encode_content(random.Random(1).randbytes(1_000_000), "gzip") is None
