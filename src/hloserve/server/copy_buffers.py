@@ -1,4 +1,4 @@
-"""Memory for copies of large inputs, used again: fresh memory costs a third more than the copy.
+"""Memory for copies of large inputs, used again: fresh memory costs a quarter of the copy on top.
 
 What lives here: which memory is free. What does not: what is copied (`server.shared_memory`).
 Loop thread; the arrays may be let go of on any thread.

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from support.client_servers import Methods, serve_with_ours
 
+from hloserve.core.dtypes import F32
 from hloserve.core.requests import (
     InferResponse,
     ModelIndexEntry,
     ModelMetadata,
     ModelState,
+    SharedTensor,
+    SharedTensors,
     TensorMetadata,
 )
 from hloserve.wire import v2_protobuf as codec
@@ -24,6 +27,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 def infer(body: bytes) -> bytes:
     """Answer as the demo's digit classifier does, always with a 3."""
     request = codec.decode_infer_request(body, 0)
+    if request.shared is not None:
+        return codec.encode_infer_response(infer_shared(request.shared))
     rows = request.inputs["image"].shape[0]
     assert request.inputs["image"].dtype == np.uint8
     outputs = {
@@ -34,7 +39,18 @@ def infer(body: bytes) -> bytes:
     return codec.encode_infer_response(InferResponse(request.model, chosen, request.id))
 
 
+def infer_shared(shared: SharedTensors) -> InferResponse:
+    """Say that the probabilities are where they were asked to be."""
+    rows = shared.inputs["image"].shape[0]
+    ((name, place),) = shared.outputs.items()
+    array = np.zeros((rows, 10), np.float32)
+    tensor = SharedTensor(F32, array.shape, place)
+    return InferResponse("digits", {name: array}, shared={name: tensor})
+
+
 METHODS: Methods = {
+    "SystemSharedMemoryRegister": lambda body: b"",
+    "SystemSharedMemoryUnregister": lambda body: b"",
     "ModelInfer": infer,
     "ModelMetadata": lambda body: calls.encode_model_metadata(
         ModelMetadata("digits", (), "cpu", (TensorMetadata("image", "UINT8", (-1, 8, 8)),), ())
