@@ -162,7 +162,8 @@ class Worker:
     def __init__(
         self, loaded: LoadedConfig, pages: Mapping[str, Path], *, on_decided: Callable[[], None]
     ) -> None:
-        self.config: WorkerConfig = loaded.config
+        config: WorkerConfig = loaded.config
+        self.config = config
         self._clock = SystemClock()
         self._loop = asyncio.get_running_loop()
         self._on_decided = on_decided
@@ -174,12 +175,8 @@ class Worker:
         self.registry = Registry()
         self.request_metrics = RequestMetrics()
         self._scheduler = Scheduler(self._clock, Fifo(), self.config.scheduler.max_queue_depth)
-        self._hook_threads = TaskThreads(
-            resolve_hook_threads(self.config.hooks, cpus=cpus).value, post
-        )
-        self.shared_memory = SharedMemory(
-            self.config.shared_memory, self._clock, self._loop.call_soon
-        )
+        self._hook_threads = TaskThreads(resolve_hook_threads(config.hooks, cpus=cpus).value, post)
+        self.shared_memory = SharedMemory(config.shared_memory, self._clock, self._loop.call_soon)
         self._inference = InferenceService(
             registry=self.registry,
             scheduler=self._scheduler,
