@@ -58,6 +58,61 @@ def write_identities(repository: Path) -> None:
     )
 
 
+TEXT_HOOKS = """
+import numpy as np
+
+from hloserve import register_model
+
+
+def preprocess(inputs):
+    texts = inputs["text"]
+    packed = np.zeros((*texts.shape, 32), np.uint8)
+    for place, text in np.ndenumerate(texts):
+        packed[place][: len(text) + 1] = [len(text), *text]
+    return {"x": packed}
+
+
+def postprocess(outputs):
+    packed = outputs["y"]
+    texts = np.empty(packed.shape[:-1], object)
+    for place in np.ndindex(texts.shape):
+        length, *text = packed[place].tolist()
+        texts[place] = bytes(text[:length])
+    return {"echo": texts}
+
+
+register_model(preprocess=preprocess, postprocess=postprocess)
+"""
+
+
+def write_text_models(repository: Path) -> None:
+    """Write `text`, whose clients get their (n, 2) short strings back, and `labelled`.
+
+    `labelled` gives its (n, 3) numbers back, and the first two of its classes have labels.
+    """
+    write_bundle(
+        repository / "text",
+        "text",
+        [IOSpec("x", "u8", (1, 2, 32), batch_axis=0)],
+        [IOSpec("y", "u8", (1, 2, 32), batch_axis=0)],
+        {n: fake_program("identity", [f"{n}x2x32xui8"], [f"{n}x2x32xui8"]) for n in (1, 4)},
+        {},
+        client_inputs=[IOSpec("text", "bytes", (1, 2), batch_axis=0)],
+        client_outputs=[IOSpec("echo", "bytes", (1, 2), batch_axis=0)],
+        files={"model.py": TEXT_HOOKS},
+    )
+    write_bundle(
+        repository / "labelled",
+        "labelled",
+        [IOSpec("x", "f32", (1, 3), batch_axis=0)],
+        [IOSpec("y", "f32", (1, 3), batch_axis=0)],
+        {n: fake_program("identity", [f"{n}x3xf32"], [f"{n}x3xf32"]) for n in (1, 4)},
+        {},
+        labels={"y": "labels.txt"},
+        files={"labels.txt": "Katze\nBär\n"},
+    )
+
+
 class Answer(NamedTuple):
     """An HTTP answer; `json` is None when the body is not JSON."""
 
@@ -73,6 +128,7 @@ class Asker:
     def __init__(self, worker: RunningWorker) -> None:
         self._http = worker.addresses.http
         self.grpc_address = "{}:{}".format(*worker.addresses.grpc)
+        self.http_address = "{}:{}".format(*worker.addresses.http)
         self._channel = grpc.insecure_channel(self.grpc_address)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 

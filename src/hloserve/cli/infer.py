@@ -21,6 +21,7 @@ __all__ = [
     "generate",
     "infer",
     "load_files",
+    "parse_text",
     "save_outputs",
     "split_inputs",
     "summarise",
@@ -55,12 +56,14 @@ def infer(
 
     An input is a file made by numpy.save, or zeros, ones or random, which take the model's dtype
     and shape (open axes are 1), or the shape behind a colon. Random integers are 0 or 1, other
-    values are normally distributed; they are the same every time.
+    values are normally distributed; they are the same every time. Strings are given as JSON, nested
+    as the shape is.
 
     \b
     Examples:
       hloserve infer digits image=digit.npy
       hloserve infer digits image=random:4,8,8 --output-dir answers
+      hloserve infer sentiment 'text=["a fine day", "rain again"]'
     """
     given = split_inputs(inputs)
     with open_client(timeout_s=_seconds(timeout), **connection) as client:
@@ -116,6 +119,9 @@ def load_files(given: Mapping[str, str]) -> "Tensors":
     for name, what in given.items():
         if _GENERATED.fullmatch(what):
             continue
+        if what[0] in '["':
+            arrays[name] = parse_text(name, what)
+            continue
         try:
             array = np.load(what, allow_pickle=False)
         except OSError as error:
@@ -128,6 +134,26 @@ def load_files(given: Mapping[str, str]) -> "Tensors":
             raise click.UsageError(f"input {name!r}: {what} holds several arrays; save one")
         arrays[name] = array
     return arrays
+
+
+def parse_text(name: str, text: str) -> "Array":
+    """Read strings that are given as JSON: one, or nested lists of them.
+
+    Raises:
+        UsageError: it is no JSON, holds something else, or lists of different lengths.
+    """
+    import json
+
+    import numpy as np
+
+    from hloserve.core.strings import strings_from
+
+    try:
+        return strings_from(np.array(json.loads(text), dtype=object))
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(
+            f"input {name!r}: {text[:60]!r} is not JSON of strings: {error}"
+        ) from error
 
 
 def generate(given: Mapping[str, str], metadata: "ModelMetadata") -> "Tensors":
@@ -158,12 +184,14 @@ def _filled(kind: str, name: str, datatype: str, shape: tuple[int, ...]) -> "Arr
 
     import numpy as np
 
-    from hloserve.core.dtypes import by_kserve
+    from hloserve.core.dtypes import BYTES, by_kserve
 
     try:
         dtype = by_kserve(datatype).numpy
     except KeyError:
         raise click.UsageError(f"input {name!r}: cannot make values of type {datatype}") from None
+    if datatype == BYTES.kserve:
+        raise click.UsageError(f"""input {name!r} takes strings; give them as '{name}=["..."]'""")
     if math.prod(shape) * dtype.itemsize > _MAX_GENERATED_BYTES:
         raise click.UsageError(f"input {name!r}: shape {shape} is more than one request can hold")
     if kind == "random":
@@ -186,29 +214,54 @@ def save_outputs(outputs: "Tensors", directory: Path) -> None:
             stem += "_"
         taken.add(stem)
         file = directory / f"{stem}.npy"
-        np.save(file, array)
+        np.save(file, _savable(name, array), allow_pickle=False)
         click.echo(f"saved {safe(file)}", err=True)
+
+
+def _savable(name: str, array: "Array") -> "Array":
+    """Strings as NumPy's fixed-width type, which files can hold; it has no zeros at the end."""
+    if not array.dtype.hasobject:
+        return array
+    if any(value.endswith(b"\0") for value in array.reshape(-1).tolist()):
+        raise click.ClickException(
+            f"output {name!r} has strings that end in a zero byte, which .npy files cannot hold;"
+            " print it with --json"
+        )
+    return array.astype(bytes)
 
 
 def summarise(array: "Array") -> tuple[str, str, str]:
     """Dtype, shape and the first values of an output, for people."""
     import numpy as np
 
-    from hloserve.core.dtypes import by_numpy
+    from hloserve.core.dtypes import of_wire
 
     values = np.asarray(array).reshape(-1)[:6]
-    shown = ", ".join(f"{v:.6g}" if array.dtype.kind in "fV" else str(v) for v in values.tolist())
+    shown = ", ".join(_short(value, array.dtype.kind) for value in values.tolist())
     more = ", ..." if array.size > len(values) else ""
     shape = f"({', '.join(map(str, array.shape))})"
-    return by_numpy(array.dtype).token, shape, f"[{shown}{more}]"
+    return of_wire(array.dtype).token, shape, f"[{shown}{more}]"
+
+
+def _short(value: Any, kind: str) -> str:
+    if kind == "O":
+        return repr(safe(value[:40].decode(errors="replace"))) + ("..." if len(value) > 40 else "")
+    return f"{value:.6g}" if kind in "fV" else str(value)
 
 
 def tensor_as_json(name: str, array: "Array") -> dict[str, Any]:
-    """The tensor as V2 JSON writes it, with null for numbers that JSON lacks."""
-    from hloserve.core.dtypes import by_numpy
+    """The tensor as V2 JSON writes it, with null for numbers that JSON lacks.
 
-    dtype = by_numpy(array.dtype)
-    data = [None if v != v or v in (_INF, -_INF) else v for v in array.reshape(-1).tolist()]
+    Bytes that are no UTF-8 are written as ``\\xff``, which no server does.
+    """
+    from hloserve.core.dtypes import of_wire
+
+    dtype = of_wire(array.dtype)
+    data: list[Any] = array.reshape(-1).tolist()
+    if array.dtype.hasobject:
+        data = [value.decode(errors="backslashreplace") for value in data]
+    else:
+        data = [None if v != v or v in (_INF, -_INF) else v for v in data]
     return {
         "name": safe(name),
         "datatype": dtype.kserve or dtype.token,

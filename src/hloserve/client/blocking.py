@@ -139,7 +139,7 @@ class Client:
             model: served name.
             inputs: by name, in numpy order. What is no array is made one by `numpy.asarray`, so a
                 list of Python floats becomes float64: give arrays of the model's dtype. Any memory
-                layout and byte order will do.
+                layout and byte order will do. BYTES takes text and bytes, in lists or in arrays.
             outputs: names of those to return, in that order; all by default, or those of `into`.
             into: outputs that the server shall write into shared memory, by name.
             timeout_s: instead of the client's.

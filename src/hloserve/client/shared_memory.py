@@ -20,6 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from hloserve.client.arrays import plain_array
 from hloserve.core.dtypes import DType, by_numpy
 from hloserve.core.errors import BadRequest, HloserveError, NotPossibleNow, Unavailable
 from hloserve.core.requests import InferResponse, Placement, SharedTensor, SharedTensors
@@ -223,7 +224,7 @@ def _known_dtype(dtype: np.dtype[np.generic]) -> DType:
 def plain_arrays(inputs: Mapping[str, npt.ArrayLike | SharedArray]) -> Tensors:
     """The inputs that go into the message."""
     return {
-        name: np.asarray(array)
+        name: plain_array(name, array)
         for name, array in inputs.items()
         if not isinstance(array, SharedArray)
     }

@@ -83,7 +83,7 @@ def test_words_become_arrays_of_the_model(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ({"imag": "zeros"}, "no input 'imag'; it has image, scale, text"),
-        ({"text": "zeros"}, "cannot make values of type BYTES"),
+        ({"text": "zeros"}, "input 'text' takes strings"),
         ({"image": "zeros:999999999,99999"}, "more than one request can hold"),
     ],
 )
@@ -143,3 +143,38 @@ def test_usage_errors_end_with_status_2(
     """A mistake in the arguments is told without asking a server."""
     assert 2 == run(["infer", *arguments])
     assert told in capsys.readouterr().err
+
+
+def test_strings_are_given_as_json() -> None:
+    """One string is of rank 0; lists nest as the shape does."""
+    loaded = load_files({"a": '"Bär"', "b": '[["x", ""], ["y\\u0000", "z"]]'})
+
+    assert ((), "Bär".encode()) == (loaded["a"].shape, loaded["a"].item())
+    assert [[b"x", b""], [b"y\0", b"z"]] == loaded["b"].tolist()
+
+
+@pytest.mark.parametrize("text", ["[1]", '["a"', '[["a"], ["b", "c"]]', "[" * 5000, '["\\ud800"]'])
+def test_other_json_is_a_usage_error(text: str) -> None:
+    """The input is named, and only the beginning of a long text is shown."""
+    with pytest.raises(click.UsageError, match="input 'a'") as caught:
+        load_files({"a": text})
+    assert len(str(caught.value)) < 400
+
+
+def test_strings_are_summed_up_saved_and_printed(tmp_path: Path) -> None:
+    """As text where they are text; a file holds what NumPy's fixed-width type can."""
+    array = np.array(["Bär".encode(), b"\xff", b"x" * 99], object)
+
+    save_outputs({"y": array}, tmp_path)
+
+    assert array.tolist() == np.load(tmp_path / "y.npy").tolist()
+    assert ("bytes", "(3)") == summarise(array)[:2]
+    assert "'Bär'" in summarise(array)[2]
+    assert ["Bär", "\\xff", "x" * 99] == tensor_as_json("y", array)["data"]
+    assert "BYTES" == tensor_as_json("y", array)["datatype"]
+
+
+def test_strings_that_files_cannot_hold_are_not_cut(tmp_path: Path) -> None:
+    """The message says how to see them."""
+    with pytest.raises(click.ClickException, match=r"'y'.*--json"):
+        save_outputs({"y": np.array([b"a\0"], object)}, tmp_path)

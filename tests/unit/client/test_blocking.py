@@ -126,7 +126,19 @@ def test_python_values_become_arrays(echo_client: Client, value: Any, dtype: typ
     assert got.tolist() == value
 
 
-@pytest.mark.parametrize("value", ["text", [b"bytes"], object(), 1j], ids=repr)
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("Bär", "Bär".encode()), ([b"a\0", b""], [b"a\0", b""]), ([["a"]], [[b"a"]])],
+)
+def test_strings_become_bytes(echo_client: Client, value: Any, expected: object) -> None:
+    """Text is sent as UTF-8, bytes as they are."""
+    got = echo_client.infer("m", {"x": value})["x"]
+
+    assert got.dtype == object
+    assert got.tolist() == expected
+
+
+@pytest.mark.parametrize("value", [object(), ["a", 1, None], 1j], ids=repr)
 def test_values_without_a_datatype_are_refused_before_anything_is_sent(value: Any) -> None:
     """The message names the input; no server is needed to say so."""
     with Client("localhost:1") as client, pytest.raises(BadRequest, match="input 'x'"):
@@ -152,7 +164,7 @@ def test_id_and_parameters_reach_the_server(serve: Serve) -> None:
 
     def look(body: bytes) -> bytes:
         request = codec.decode_infer_request(body, 0)
-        seen.append((request.id, request.parameters))
+        seen.append((request.id, {"priority": request.priority, **request.parameters}))
         return echo(body)
 
     with serve({"ModelInfer": look}) as address, Client(address) as client:
