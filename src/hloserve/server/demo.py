@@ -15,7 +15,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from hloserve.config import LoadedConfig
+from hloserve.config import LoadedConfig, WorkerConfig
 from hloserve.server.listeners import Addresses
 from hloserve.server.worker import serve
 
@@ -28,6 +28,7 @@ __all__ = [
     "load_samples",
     "python_line",
     "run",
+    "what_else_is_needed",
 ]
 
 DEMO_PATH = "/demo"
@@ -68,6 +69,7 @@ def run(loaded: LoadedConfig, *, ports_file: Path | None, show_progress: bool) -
 
     def announce(addresses: Addresses) -> None:
         sys.stdout.write(announcement(addresses, shown, python=sys.executable, shades=shades))
+        sys.stdout.write(what_else_is_needed(loaded.config))
         sys.stdout.flush()
 
     with resources.as_file(_package_files() / "server" / "pages" / "demo.html") as page:
@@ -130,6 +132,22 @@ def announcement(addresses: Addresses, sample: Sample, *, python: str, shades: s
             "",
         )
     )
+
+
+def what_else_is_needed(config: WorkerConfig) -> str:
+    """What the printed lines lack where the server is guarded; a token is not printed."""
+    lines = ""
+    if config.access.tokens_file:
+        lines += (
+            "Calls need a token: add -H 'Authorization: Bearer TOKEN' to the first line, token=..."
+            " to the second.\n\n"
+        )
+    if config.tls.certificate:
+        lines += (
+            "The certificate must be trusted: add --cacert FILE to the first line,"
+            " tls=ssl.create_default_context(cafile=...) to the second.\n\n"
+        )
+    return lines
 
 
 def draw(sample: Sample, shades: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from hloserve.config import load
 from hloserve.server.demo import (
     Sample,
     announcement,
@@ -12,6 +13,7 @@ from hloserve.server.demo import (
     draw,
     load_samples,
     python_line,
+    what_else_is_needed,
 )
 from hloserve.server.listeners import Addresses
 
@@ -88,3 +90,13 @@ def test_announcement_says_what_to_expect() -> None:
 def test_drawing_goes_from_paper_to_ink(shades: str, line: str) -> None:
     """Each pixel is two characters wide, because characters are tall."""
     assert draw(_SAMPLE, shades) == (line,) * 8
+
+
+def test_what_the_lines_lack_is_told_where_the_server_is_guarded() -> None:
+    """Nothing without settings, and a line for tokens and for TLS."""
+    settings = {"access.tokens_file": "/dev/null", "tls.certificate": "/dev/null"}
+
+    assert "" == what_else_is_needed(load(None, {}, {}).config)
+    text = what_else_is_needed(load(None, {}, settings).config)
+    assert "Authorization: Bearer TOKEN" in text
+    assert "--cacert" in text
