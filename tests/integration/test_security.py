@@ -490,5 +490,5 @@ def test_a_public_address_is_bound_when_told(tmp_path: Path) -> None:
 def test_a_broken_file_ends_the_start(tmp_path: Path) -> None:
     """With the file, the setting and the line, and no port bound."""
     tokens = _secret(tmp_path, "user infer\n")
-    with pytest.raises(ConfigProblem, match="line 1: has 2 words"):
+    with pytest.raises(ConfigProblem, match="line 1: must be three words"):
         start_listening({"access.tokens_file": str(tokens)})

@@ -149,7 +149,7 @@ def _lines(data: bytes, source: str) -> Iterator[tuple[int, str]]:
 def _read_line(line: str) -> tuple[Grant, bytes]:
     words = line.split()
     if len(words) != 3:
-        raise _Refused(f"has {len(words)} words; write NAME SCOPES TOKEN, with spaces between")
+        raise _Refused(f"must be three words, NAME SCOPES TOKEN; words: {len(words)}")
     name, scopes, token = words
     if _NAME.fullmatch(name) is None:
         raise _Refused("the name, its first word, must be up to 64 letters, digits and ._@-")

@@ -69,8 +69,11 @@ def test_memory_holds_no_token() -> None:
     [
         (b"", "holds no token, which would lock everybody out"),
         (b"\n# nobody\n", "holds no token"),
-        (b"alice infer", "line 1: has 2 words; write NAME SCOPES TOKEN"),
-        (b"alice infer x y " + ALICE.encode(), "line 1: has 5 words"),
+        (b"alice infer", "line 1: must be three words, NAME SCOPES TOKEN; words: 2"),
+        (
+            b"alice infer x y " + ALICE.encode(),
+            "line 1: must be three words, NAME SCOPES TOKEN; words: 5",
+        ),
         (b"al!ce infer " + ALICE.encode(), "line 1: the name, its first word"),
         (b"alice root " + ALICE.encode(), "line 1: the scopes, its second word"),
         (b"alice infer, " + ALICE.encode(), "line 1: the scopes, its second word"),
