@@ -66,3 +66,28 @@ def test_no_key_leads_out_of_the_directory(key: str) -> None:
     except BadRequest:
         return
     assert "/" not in key.removeprefix("/")
+
+
+_values = st.one_of(
+    st.booleans(), st.integers(-(2**65), 2**65), st.floats(), st.text(max_size=4), numbers
+)
+_keys = st.sampled_from(["shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"])
+
+
+@given(st.dictionaries(_keys, _values))
+def test_whatever_the_parameters_are_a_place_is_possible_or_refused(
+    parameters: dict[str, bool | int | float | str],
+) -> None:
+    """No value is taken for another one."""
+    try:
+        placement = placement_of("input 'x'", parameters)
+    except BadRequest as error:
+        assert "input 'x'" in str(error)
+        return
+    if placement is None:
+        assert not parameters
+    else:
+        assert placement.region == parameters["shared_memory_region"]
+        assert 0 <= placement.offset < 2**63
+        assert 0 <= placement.byte_size < 2**63
+        assert type(parameters["shared_memory_byte_size"]) is int
