@@ -81,8 +81,7 @@ def test_whatever_the_parameters_are_a_place_is_possible_or_refused(
     """No value is taken for another one."""
     try:
         placement = placement_of("input 'x'", parameters)
-    except BadRequest as error:
-        assert "input 'x'" in str(error)
+    except BadRequest:
         return
     if placement is None:
         assert not parameters
