@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compatibility check fix bench docs protos reference
+.PHONY: help setup demo test test-compatibility fuzz check fix bench docs protos reference
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -24,6 +24,9 @@ test: setup ## unit, property, contract, conformance and integration tests
 
 test-compatibility: setup ## programs across old versions of jaxlib, which it installs apart
 	$(BIN)/python -m pytest -s tests/compatibility
+
+fuzz: setup ## coverage-guided fuzzing of what reads from clients; see tests/fuzz/README.md
+	$(BIN)/python tests/fuzz/run.py $(FUZZ)
 
 check: setup ## format, lint, types, layers, sizes, generated files
 	$(BIN)/python tools/check.py

@@ -174,7 +174,8 @@ def _quote_tokens(text: ByteString) -> bytes | None:
     whole = bytes(text)
     if b"NaN" not in whole and b"Infinity" not in whole:
         return None
-    return _TOKENS.sub(_quote_token, whole)
+    quoted = _TOKENS.sub(_quote_token, whole)
+    return None if quoted == whole else quoted  # they stand inside strings
 
 
 def _not_json(error: Exception, text_bytes: int) -> MalformedBody:

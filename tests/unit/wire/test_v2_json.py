@@ -137,6 +137,8 @@ def test_budget_in_the_parameters_shortens_the_deadline(
         (body_of(tensor(["a"], [2], "BYTES")), "is 1, expected 2"),
         (body_of(X, parameters={"non_finite": "zero"}), "parameter non_finite is 'zero'"),
         (body_of(X, parameters={"priority": -1}), "parameter 'priority' is -1"),
+        (b'"%NaN"', "the JSON is not an infer request"),
+        (b'"\xdd\0NaN"', "the body is not JSON"),
     ],
 )
 def test_malformed_requests_are_refused_with_their_place(body: bytes, match: str) -> None:
