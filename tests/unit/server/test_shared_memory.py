@@ -179,19 +179,20 @@ def test_cancelled_request_lets_go_of_its_regions(
 
 
 def test_large_copies_let_the_loop_go_on(memory: SharedMemory, turns: Turns) -> None:
-    """16 MB in and out take some turns of it."""
-    with SharedObject(2**25) as large:
-        memory.register("r", large.key, 0, 2**25)
-        large.bytes[: 2**24].view(np.float32)[:] = 3
-        place = {"y": Placement("r", 2**24, 2**24)}
-        ended, device = _serve(memory, _request("r", size=2**24, outputs=place))
+    """25 MB in and out take some turns of it."""
+    size = 3 * 2**23 + 4
+    with SharedObject(2 * size) as large:
+        memory.register("r", large.key, 0, 2 * size)
+        large.bytes[:size].view(np.float32)[:] = 3
+        place = {"y": Placement("r", size, size)}
+        ended, device = _serve(memory, _request("r", size=size, outputs=place))
         assert turns.run() == 3
 
         device.ticket.resolve(None)
         assert turns.run() == 3
 
         assert ended.error is None
-        assert {3.0} == set(np.unique(large.bytes[2**24 :].view(np.float32)))
+        assert {3.0} == set(np.unique(large.bytes[size:].view(np.float32)))
 
 
 def test_strings_are_in_shared_memory_as_in_messages(
