@@ -1,13 +1,14 @@
 """Write the reference pages that follow from the code: `python tools/make_reference.py [--check]`.
 
 `docs/configuration.md` comes from the settings' schema, `docs/commands.md` from the commands,
-`docs/errors.md` from the error classes and the status table. With ``--check`` nothing is written;
-the exit status is 1 when a page is not what it would be.
+`docs/errors.md` from the error classes and the status table, `docs/openapi.json` from the server.
+With ``--check`` nothing is written; the exit status is 1 when a page is not what it would be.
 """
 
 import ast
 import inspect
 import itertools
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from hloserve.config import schema
 from hloserve.config.settings import SETTINGS, Setting, environment_name
 from hloserve.core import errors
 from hloserve.core.units import format_bytes, format_duration
+from hloserve.server.openapi import build_openapi
 from hloserve.wire.status import grpc_code, http_status
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -216,15 +218,21 @@ def error_rows(error: type[errors.HloserveError], depth: int) -> Iterator[str]:
 PAGES = {"configuration.md": configuration, "commands.md": commands, "errors.md": error_page}
 
 
+def texts() -> Iterator[tuple[str, str]]:
+    """Every generated file of `docs/` with its text."""
+    for name, make in PAGES.items():
+        title, *rest = "\n".join(make()).rstrip("\n").split("\n", 1)
+        yield name, "\n".join([title, "", NOTE, *rest]) + "\n"
+    yield "openapi.json", json.dumps(build_openapi(), indent=1) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     """Write or check the pages; the exit status."""
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
     stale = []
-    for name, make in PAGES.items():
-        title, *rest = "\n".join(make()).rstrip("\n").split("\n", 1)
-        text = "\n".join([title, "", NOTE, *rest]) + "\n"
+    for name, text in texts():
         file = DOCS / name
         if file.exists() and file.read_text(encoding="utf-8") == text:
             continue

@@ -127,6 +127,7 @@ class Asker:
 
     def __init__(self, worker: RunningWorker) -> None:
         self._http = worker.addresses.http
+        self.url = "http://{}:{}".format(*self._http)
         self.grpc_address = "{}:{}".format(*worker.addresses.grpc)
         self.http_address = "{}:{}".format(*worker.addresses.http)
         self._channel = grpc.insecure_channel(self.grpc_address)

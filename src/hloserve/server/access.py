@@ -72,7 +72,7 @@ _CALLS: Mapping[bytes, Scope | None] = {
 _OF_MODEL = frozenset(
     {(), ("ready",), ("infer",), ("config",), ("stats",), ("generate",), ("generate_stream",)}
 )
-_HEALTH = frozenset({("v2", "health", "live"), ("v2", "health", "ready")})
+_OPEN = frozenset({("v2", "health", "live"), ("v2", "health", "ready"), ("v2", "openapi.json")})
 _PROBES = frozenset({("healthz",), ("readyz",)})
 _READING = frozenset({"GET", "HEAD"})
 
@@ -95,7 +95,7 @@ def scope_of_rest(method: str, target: bytes) -> Scope | None:
         MalformedBody: the target cannot be read.
     """
     segments = parse_target(target).segments
-    if method in _READING and (segments in _HEALTH or segments[:1] != ("v2",)):
+    if method in _READING and (segments in _OPEN or segments[:1] != ("v2",)):
         return None
     if segments == ("v2",) or (segments[:2] == ("v2", "repository") and segments[-1] == "index"):
         return Scope.INFER

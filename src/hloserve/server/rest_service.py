@@ -19,6 +19,7 @@ from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse, Parame
 from hloserve.core.tickets import Call
 from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
+from hloserve.server.openapi import openapi_json
 from hloserve.server.operations import Operations
 from hloserve.server.operations_rest import OperationsEndpoints
 from hloserve.server.repository_control import RepositoryControl
@@ -30,6 +31,8 @@ __all__ = ["RestInferenceService"]
 
 _Endpoint: TypeAlias = Callable[[Exchange, str, str], None]
 """Answers one exchange about a model and a version; both empty where the path names none."""
+
+_DOCS_PAGE = Path(__file__).with_name("pages") / "docs.html"
 
 _STATISTICS = ("v2", "models", "stats")
 """The statistics of all models, unless there is a model of that name."""
@@ -47,7 +50,8 @@ class RestInferenceService:
     """Routes V2 requests to the inference service, the catalog and the repository.
 
     Args:
-        pages: static HTML pages by path, e.g. ``/demo``; read when they are asked for.
+        pages: static HTML pages by path, e.g. ``/demo``, besides ``/docs``; read when they are
+            asked for.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class RestInferenceService:
         self._control = control
         self._shared_memory = SharedMemoryEndpoints(inference.shared_memory)
         self._clock = clock
-        self._pages = pages
+        self._pages = {"/docs": _DOCS_PAGE, **pages}
         endpoints = OperationsEndpoints(operations)
         trace = _get(endpoints.trace_settings) | {"POST": endpoints.set_trace_settings}
         self._statistics_of_all = _get(endpoints.statistics)
@@ -72,6 +76,7 @@ class RestInferenceService:
             ("v2",): _get(self._server_metadata),
             ("v2", "health", "live"): _get(self._live),
             ("v2", "health", "ready"): _get(self._ready),
+            ("v2", "openapi.json"): _get(self._openapi),
             ("v2", "repository", "index"): {"POST": self._index},
             ("v2", "trace", "setting"): trace,
             ("v2", "logging"): _get(endpoints.log_settings) | {"POST": endpoints.set_log_settings},
@@ -192,6 +197,9 @@ class RestInferenceService:
 
     def _server_metadata(self, exchange: Exchange, model: str, version: str) -> None:
         exchange.reply(200, codec.encode_server_metadata(self._catalog.server_metadata()))
+
+    def _openapi(self, exchange: Exchange, model: str, version: str) -> None:
+        exchange.reply(200, openapi_json())
 
     def _model_metadata(self, exchange: Exchange, model: str, version: str) -> None:
         metadata = self._catalog.model_metadata(model, version)
