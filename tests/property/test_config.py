@@ -66,6 +66,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "http.header_timeout_s": st.floats(0.001, 86400),
     "http.body_timeout_s": st.floats(0.001, 86400),
     "http.idle_timeout_s": st.floats(0.001, 86400),
+    "shared_memory.enabled": st.booleans(),
+    "shared_memory.max_copied_bytes": st.integers(1, 2**40),
     "hooks.threads": st.integers(1, 256) | st.just("auto"),
     "logging.level": st.sampled_from(["debug", "info", "warning", "error"]),
     "logging.format": st.sampled_from(["auto", "text", "json"]),
