@@ -14,6 +14,7 @@ from hloserve.core.errors import HloserveError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hloserve.core.model_reports import ModelReport
     from hloserve.core.requests import (
         ModelIndexEntry,
         ModelMetadata,
@@ -36,6 +37,8 @@ class Server(Protocol):
     def repository_index(self) -> "Sequence[ModelIndexEntry]": ...
 
     def model_metadata(self, model: str) -> "ModelMetadata": ...
+
+    def model_statistics(self) -> "Sequence[ModelReport]": ...
 
 
 @click.command()
@@ -62,6 +65,7 @@ def status(url: str, as_json: bool, **connection: Any) -> int:
 def describe_server(client: Server, url: str) -> dict[str, Any]:
     """What the server says about itself and its models, as JSON values."""
     server = client.server_metadata()
+    counts = _counts(client)
     return {
         "url": url,
         "name": server.name,
@@ -76,9 +80,27 @@ def describe_server(client: Server, url: str) -> dict[str, Any]:
                 "state": entry.state.index_text,
                 "reason": entry.reason,
                 **_describe_model(client, entry.name),
+                **counts.get(entry.name, {}),
             }
             for entry in client.repository_index()
         ],
+    }
+
+
+def _counts(client: Server) -> dict[str, dict[str, int]]:
+    """What each model has done; nothing of a server that does not tell."""
+    try:
+        reports = client.model_statistics()
+    except HloserveError:
+        return {}
+    return {
+        report.name: {
+            "requests_served": report.success.count,
+            "requests_failed": report.fail.count,
+            "rows_served": report.inference_count,
+            "executions": report.execution_count,
+        }
+        for report in reports
     }
 
 
@@ -106,10 +128,17 @@ def print_status(found: dict[str, Any]) -> None:
     for model in found["models"]:
         tensors = [_tensors(model[side]) for side in ("inputs", "outputs")]
         sizes = ",".join(map(str, model["batch_sizes"])) or "-"
-        rows.append((model["name"], model["state"], *tensors, sizes, model["reason"] or "-"))
+        counts = [
+            str(model.get(key, "-"))
+            for key in ("requests_served", "requests_failed", "rows_served")
+        ]
+        rows.append(
+            (model["name"], model["state"], *tensors, sizes, *counts, model["reason"] or "-")
+        )
     if not rows:
         click.echo("no models")
-    print_table(("MODEL", "STATE", "INPUTS", "OUTPUTS", "BATCHES", "REASON"), rows)
+    heads = ("MODEL", "STATE", "INPUTS", "OUTPUTS", "BATCHES", "SERVED", "FAILED", "ROWS", "REASON")
+    print_table(heads, rows)
 
 
 def _tensors(tensors: list[dict[str, Any]]) -> str:

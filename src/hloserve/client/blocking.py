@@ -1,6 +1,7 @@
 """The blocking client.
 
-What lives here: `Client`. What does not: sockets (`hloserve.client.connection`), bytes
+What lives here: `Client`: inference and the pool of connections. What does not: the other calls
+(`hloserve.client.server_calls`), sockets (`hloserve.client.connection`), bytes
 (`hloserve.wire`). Any number of threads may share one client: each call borrows a connection of its
 own from a pool that grows with the number of calls at once, so threads never wait for each other.
 """
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from hloserve.client.address import asks_for_tls, parse_address
 from hloserve.client.connection import Connection, remaining_s
 from hloserve.client.failures import failure_of
+from hloserve.client.server_calls import ServerCalls
 from hloserve.client.shared_memory import (
     SharedArray,
     SharedMemory,
@@ -31,20 +34,15 @@ from hloserve.core.errors import (
     DeadlineExceeded,
     HloserveError,
     NotPossibleNow,
-    Unavailable,
 )
 from hloserve.core.requests import (
     NEVER_NS,
     InferRequest,
-    ModelIndexEntry,
-    ModelMetadata,
     Parameter,
     RegionStatus,
-    ServerMetadata,
 )
 from hloserve.core.tensors import Tensors
 from hloserve.wire import v2_protobuf as codec
-from hloserve.wire import v2_protobuf_metadata as calls
 from hloserve.wire import v2_protobuf_shared_memory as shared_memory_codec
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
@@ -62,7 +60,7 @@ _MAX_IDLE_CONNECTIONS = 64
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 
 
-class Client:
+class Client(ServerCalls):
     """Talk to a V2 server over gRPC, one blocking call at a time per thread.
 
     Nothing is connected before the first call; a connection that was lost is made anew by the next
@@ -205,73 +203,6 @@ class Client:
         answer = self._call("SystemSharedMemoryStatus")
         return self._read(shared_memory_codec.decode_status_response, answer)
 
-    def model_metadata(self, model: str) -> ModelMetadata:
-        """Inputs and outputs of a model: `.inputs[i].name`, `.datatype`, `.shape`.
-
-        Raises:
-            ModelNotFound: nothing of that name is served there.
-        """
-        body = calls.encode_model_metadata_request(model)
-        return self._read(calls.decode_model_metadata, self._call("ModelMetadata", body, model))
-
-    def server_metadata(self) -> ServerMetadata:
-        """The server's name, version and protocol extensions."""
-        return self._read(calls.decode_server_metadata, self._call("ServerMetadata"))
-
-    def repository_index(self, *, is_ready_only: bool = False) -> tuple[ModelIndexEntry, ...]:
-        """Every model that the server knows, with its state and, when not ready, the reason."""
-        body = calls.encode_repository_index_request(is_ready_only)
-        return self._read(calls.decode_repository_index, self._call("RepositoryIndex", body))
-
-    def load_model(self, model: str, *, timeout_s: float | None = None) -> None:
-        """Load a bundle of the server's repository, or load it again; returns when it serves.
-
-        The server must run in `model_control_mode: explicit`.
-
-        Args:
-            model: name of the bundle's directory.
-            timeout_s: instead of the client's; a load may take as long as compiling does.
-
-        Raises:
-            NotPossibleNow: the mode does not allow it, or the bundle cannot be loaded; the message
-                has the reason.
-            ModelNotFound: there is no such bundle.
-        """
-        self._call("RepositoryModelLoad", calls.encode_load_request(model), model, timeout_s)
-
-    def unload_model(self, model: str, *, unload_dependents: bool = False) -> None:
-        """Unload a model; requests that it has already are answered.
-
-        Args:
-            model: served name.
-            unload_dependents: with a meta model, unload the models that only it calls.
-
-        Raises:
-            NotPossibleNow: the mode does not allow it, or the model is being loaded.
-            ModelNotFound: nothing of that name is served there.
-        """
-        body = calls.encode_unload_request(model, unload_dependents)
-        self._call("RepositoryModelUnload", body, model)
-
-    def is_server_live(self) -> bool:
-        """True when the server answers; False when nobody does."""
-        try:
-            return self._read(calls.decode_server_live, self._call("ServerLive"))
-        except Unavailable:
-            return False
-
-    def is_server_ready(self) -> bool:
-        """True when the server is ready to infer; False when it is not, or nobody answers."""
-        try:
-            return self._read(calls.decode_server_ready, self._call("ServerReady"))
-        except Unavailable:
-            return False
-
-    def is_model_ready(self, model: str) -> bool:
-        """True when the model takes requests; False when it does not, or is not served there."""
-        body = calls.encode_model_ready_request(model)
-        return self._read(calls.decode_model_ready, self._call("ModelReady", body, model))
-
     def close(self) -> None:
         """Close the connections that no call uses; others are closed when their call ends."""
         with self._lock:
@@ -291,6 +222,7 @@ class Client:
     ) -> None:
         self.close()
 
+    @override
     def _read(self, decode: Callable[[Message], T], answer: Message) -> T:
         """Decode an answer; one that cannot be read is the server's fault, not the caller's."""
         try:
@@ -298,6 +230,7 @@ class Client:
         except BadRequest as error:
             raise HloserveError(f"the answer of {self._address} cannot be read: {error}") from error
 
+    @override
     def _call(
         self, method: str, body: bytes = b"", model: str = "", timeout_s: float | None = None
     ) -> Message:

@@ -6,7 +6,8 @@ import pytest
 
 from hloserve.cli.main import run
 from hloserve.cli.status import describe_server, print_status
-from hloserve.core.errors import ModelNotReady
+from hloserve.core.errors import ModelNotReady, NotImplementedYet
+from hloserve.core.model_reports import Duration, ModelReport
 from hloserve.core.requests import (
     ModelIndexEntry,
     ModelMetadata,
@@ -19,8 +20,9 @@ from hloserve.core.requests import (
 class _FakeServer:
     """Answers like a client that is connected to a server with one good and one broken model."""
 
-    def __init__(self, *, is_ready: bool = True) -> None:
+    def __init__(self, *, is_ready: bool = True, has_statistics: bool = True) -> None:
         self._is_ready = is_ready
+        self._has_statistics = has_statistics
 
     def server_metadata(self) -> ServerMetadata:
         return ServerMetadata("hloserve", "0.1.0", ("binary_tensor_data",))
@@ -45,6 +47,34 @@ class _FakeServer:
             TensorMetadata("digit", "INT32", (-1,)),
         )
         return ModelMetadata(model, ("1",), "hloserve", (image,), (digit,), (1, 8))
+
+    def model_statistics(self) -> tuple[ModelReport, ...]:
+        if not self._has_statistics:
+            raise NotImplementedYet("method ModelStatistics")
+        some = Duration(1, 1)
+        report = ModelReport(
+            name="digits", version="1", last_inference_ms=1, inference_count=70,
+            execution_count=5, success=Duration(60, 1), fail=Duration(3, 1), queue=some,
+            compute_input=some, compute_infer=some, compute_output=some, batches=(), memory=(),
+        )  # fmt: skip
+        return (report,)
+
+
+def test_counts_of_a_model_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests served and failed, and rows; a server without statistics has none."""
+    with_counts, without = (
+        describe_server(_FakeServer(has_statistics=has), "host:1") for has in (True, False)
+    )
+
+    print_status(with_counts)
+    print_status(without)
+
+    digits = with_counts["models"][0]
+    assert (digits["requests_served"], digits["requests_failed"]) == (60, 3)
+    assert (digits["rows_served"], digits["executions"]) == (70, 5)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[-4:] == ["60", "3", "70", "-"]
+    assert lines[6].split()[-4:] == ["-", "-", "-", "-"]
 
 
 def test_server_and_models_are_described() -> None:
