@@ -127,7 +127,7 @@ def test_branch_on_values_becomes_one_of_the_program(tmp_path: Path) -> None:
 
 def test_loop_on_values_is_refused_with_its_line(tmp_path: Path) -> None:
     """The author learns the line, and the way out; no file is left."""
-    with pytest.raises(ExportProblem, match=r"values at test_torchscript_source.py line \d+.*wrap"):
+    with pytest.raises(ExportProblem, match=r"values at test_source\.py line \d+.*wrap"):
         export_torchscript(scripted(Looping()), X, dir=tmp_path / "m")
 
     assert not list(tmp_path.iterdir())
