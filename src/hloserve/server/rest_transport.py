@@ -10,7 +10,7 @@ Rules.
 2. Replies given within one loop callback leave in one write per connection.
 3. No timer per request or connection: one sweep per second looks at all connections, so timeouts
    are exact to a second, and an idle connection costs its memory alone.
-4. The end of the peer's stream counts as its departure: unanswered requests are cancelled.
+4. A peer whose stream ends has gone, and its requests are cancelled, unless it only half-closed.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from hloserve.core.clock import Clock, SystemClock
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.listening import Listener
 from hloserve.server.rest_exchange import Exchange
+from hloserve.server.rest_half_closed import probe_peer
 from hloserve.server.rest_timeouts import HttpTimeouts
 from hloserve.wire.http1 import HeadCheck
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest
@@ -76,6 +77,7 @@ class HttpServer:
         self._threads: TaskThreads | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
+        self.has_left = False  # idle connections are closed
 
     @property
     def connection_count(self) -> int:
@@ -128,11 +130,16 @@ class HttpServer:
         if self.listener is not None:
             self.listener.close()
         self._all_closed = asyncio.Event()
-        for connection in list(self._connections):
-            connection.drain()
-        if self._connections:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._all_closed.wait(), grace_s)
+        for connection in self._connections:
+            connection._http.is_draining = True
+        # On idle connections requests may be on their way: they are answered, and told to be last.
+        for patience_s in (min(grace_s, self._timeouts.leave_s), grace_s):
+            if self._connections:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_closed.wait(), patience_s)
+            self.has_left = True
+            for connection in list(self._connections):
+                connection.advance()
         self.close()
 
     def close(self) -> None:
@@ -212,8 +219,9 @@ class _Connection(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server._connections.add(self)
-        if self._server._all_closed is not None:
-            self.drain()
+        self._http.is_draining = self._server._all_closed is not None
+        if self._server.has_left:
+            self.advance()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -222,8 +230,16 @@ class _Connection(asyncio.BufferedProtocol):
         self._depart()
 
     @override
-    def eof_received(self) -> None:
-        self._depart()  # returning None closes the transport once its output is sent
+    def eof_received(self) -> bool:
+        transport, http = self._transport, self._http
+        is_waiting = http.has_pending and http.phase == Phase.IDLE and not self._is_closing
+        if transport is None or not is_waiting or not transport.can_write_eof():
+            self._depart()
+            return False  # closes the transport once its output is sent
+        if not http.is_draining:
+            http.is_draining = True  # nothing follows on the answers that are due
+            probe_peer(transport, lambda: not self._is_write_paused)
+        return True
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -304,27 +320,20 @@ class _Connection(asyncio.BufferedProtocol):
             else:
                 transport.write(b"".join(out))
         if http.should_close and not self._is_closing:
-            self._close(linger=http.is_refused)
-        elif http.is_draining and not http.has_pending and http.phase == Phase.IDLE:
+            self._close(linger=http.is_refused or self._server._all_closed is not None)
+        elif self._server.has_left and not http.has_pending and http.phase == Phase.IDLE:
             self._close(linger=False)
 
     def _set_reading(self) -> None:
         is_wanted = self._is_closing or not (self._is_write_paused or self._http.is_blocked)
-        if is_wanted == self._is_reading:
-            return
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if is_wanted == self._is_reading or transport is None or transport.is_closing():
             return
         self._is_reading = is_wanted
         if is_wanted:
             transport.resume_reading()
         else:
             transport.pause_reading()
-
-    def drain(self) -> None:
-        """Close now if nothing is going on, else after the last answer."""
-        self._http.is_draining = True
-        self._write()
 
     def abort(self) -> None:
         """Cut the connection off."""
@@ -335,9 +344,9 @@ class _Connection(asyncio.BufferedProtocol):
         """End the connection once its output is sent.
 
         Args:
-            linger: the peer may still be sending. Closing a socket with unread input resets it,
-                and the peer could lose the answer; so only our side ends, and input is thrown
-                away until the peer has read the answer or `linger_s` is over.
+            linger: the peer may still be sending. Closing a socket with unread input resets it, and
+                the peer could lose the answer; so only our side ends, and input is thrown away
+                until the peer has read the answer or `linger_s` is over.
         """
         transport = self._transport
         assert transport is not None, "closing a connection that is gone"
@@ -368,11 +377,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _patience_s(self) -> float:
         timeouts = self._server._timeouts
-        if self._is_closing:
-            return timeouts.linger_s
-        if self._phase == Phase.HEAD:
-            return timeouts.header_timeout_s
-        return timeouts.body_timeout_s if self._phase == Phase.BODY else timeouts.idle_timeout_s
+        return timeouts.linger_s if self._is_closing else timeouts.patience_s(self._phase)
 
     def _give_up(self, transport: asyncio.Transport) -> None:
         if self._is_closing:
@@ -381,8 +386,8 @@ class _Connection(asyncio.BufferedProtocol):
             transport.close()
         else:
             what = "headers" if self._phase == Phase.HEAD else "body"
-            limit_s = self._patience_s()
-            self._http.refuse(408, f"the request's {what} did not arrive within {limit_s:g} s")
+            text = f"the request's {what} did not arrive within {self._patience_s():g} s"
+            self._http.refuse(408, text)
             self.advance()
 
     def _check_reader(self, transport: asyncio.Transport, now_ns: int) -> None:

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from support.rest_server import FakePeer
+from support.rest_server import FakePeer, FakeTransport
 from support.rest_wire import post, request, responses
 
 from hloserve.server.rest_transport import Exchange, HttpTimeouts
@@ -43,6 +43,19 @@ class Held:
         number = len(self.exchanges)
         exchange.on_disconnect = lambda: self.departures.append(number)
         self.exchanges.append(exchange)
+
+
+class ClosingTransport(FakeTransport):
+    """Tells when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = asyncio.Event()
+
+    def close(self) -> None:
+        """Close and tell."""
+        super().close()
+        self.closed.set()
 
 
 @in_loop
@@ -262,7 +275,6 @@ async def test_disconnect_is_told_once_per_unanswered_request() -> None:
     peer.send(request() * 3)
     held.exchanges[1].reply(200)
 
-    peer.protocol.eof_received()
     peer.protocol.connection_lost(None)
 
     assert held.departures == [0, 2]
@@ -291,27 +303,73 @@ async def test_handler_that_raises_answers_with_an_error() -> None:
 
 
 @in_loop
-async def test_drain_ends_idle_connections_now_and_busy_ones_after_their_answer() -> None:
-    """Draining waits for the requests in flight, and for nothing else."""
+async def test_drain_ends_idle_connections_soon_and_busy_ones_after_their_answer() -> None:
+    """Draining waits for the requests in flight, and a moment for those on their way."""
     held = Held()
-    peer = FakePeer(held)
+    peer = FakePeer(held, timeouts=HttpTimeouts(leave_s=0.0))
     idle = peer.server.new_connection()
-    idle_transport = type(peer.transport)()
+    idle_transport = ClosingTransport()
     idle.connection_made(idle_transport)
     peer.send(request())
 
     draining = asyncio.ensure_future(peer.server.drain(5.0))
-    await asyncio.sleep(0)
-    assert idle_transport.is_closing()
+    await idle_transport.closed.wait()
     assert not peer.transport.is_closing()
     idle.connection_lost(None)
     held.exchanges[0].reply(200, b"done")
     await asyncio.sleep(0)
-    assert peer.transport.is_closing()
+    assert peer.transport.is_ended
     assert b"Connection: close" in peer.sent
     peer.protocol.connection_lost(None)
 
     await draining
+
+
+@in_loop
+async def test_request_that_was_on_its_way_when_the_server_left_is_answered() -> None:
+    """It comes on a connection that looked idle; its answer says that it is the last."""
+    peer = FakePeer(echo, timeouts=HttpTimeouts(leave_s=60.0))
+    draining = asyncio.ensure_future(peer.server.drain(60.0))
+    await asyncio.sleep(0)
+    assert not peer.transport.is_closing()
+
+    peer.send(post(b"just in time"))
+
+    assert [b"just in time"] == [answer.body for answer in responses(peer.sent)]
+    assert b"Connection: close" in peer.sent
+    assert peer.transport.is_ended
+    peer.protocol.connection_lost(None)
+    await draining
+
+
+@in_loop
+async def test_half_closed_peer_gets_its_answers_and_then_the_end() -> None:
+    """Interim responses in between show whether it is still there."""
+    held = Held()
+    peer = FakePeer(held)
+    peer.send(request() * 2)
+
+    assert peer.protocol.eof_received()
+    assert peer.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+    held.exchanges[0].reply(200, b"first")
+    held.exchanges[1].reply(200, b"second")
+    await asyncio.sleep(0)
+
+    assert [] == held.departures
+    assert peer.sent.endswith(b"second")
+    assert peer.transport.is_closing()
+
+
+@in_loop
+async def test_peer_that_ends_in_the_middle_of_a_request_has_gone() -> None:
+    """What it began cannot be answered."""
+    held = Held()
+    peer = FakePeer(held)
+    peer.send(request() + post(b"whole")[:-2])
+
+    assert not peer.protocol.eof_received()
+
+    assert [0] == held.departures
 
 
 @in_loop
