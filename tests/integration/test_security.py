@@ -188,6 +188,53 @@ def test_http_tells_a_missing_scope(secure: RunningWorker, authority: Authority)
     assert 'error="insufficient_scope", scope="admin"' in (headers["WWW-Authenticate"] or "")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "POST /v2/logging",
+        "GET /v2/logging",
+        "POST /v2/trace/setting",
+        "POST /v2/models/scale/trace/setting",
+        "POST /v2/models/scale/versions/1/trace/setting",
+        "GET /v2/systemsharedmemory/status",
+        "POST /v2/systemsharedmemory/region/r/register",
+        "POST /v2/systemsharedmemory/unregister",
+        "POST /v2/repository/models/scale/load",
+        "POST /v2/repository/here/models/scale/lo%61d",
+    ],
+)
+def test_no_request_that_changes_the_server_takes_a_token_for_inference(
+    secure: RunningWorker, authority: Authority, call: str
+) -> None:
+    """Whatever the spelling of the path."""
+    assert 403 == _fetch(secure, authority, call, _bearer(INFER), body=b"{}")[0]
+    assert 401 == _fetch(secure, authority, call, body=b"{}")[0]
+
+
+def test_no_call_that_changes_the_server_takes_a_token_for_inference(
+    secure: RunningWorker, authority: Authority
+) -> None:
+    """Of all methods that the server has, over gRPC."""
+    credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
+    metadata = (("authorization", f"Bearer {INFER}"),)
+    refused = set()
+    with grpc.secure_channel(_address(secure), credentials) as channel:
+        for path in secure.worker._listeners._grpc.methods:
+            answers = channel.unary_stream(path.decode())(b"", timeout=20, metadata=metadata)
+            try:
+                next(answers, None)
+                answers.cancel()  # some of them go on
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    refused.add(path.decode().rpartition("/")[2])
+
+    assert refused >= {
+        "RepositoryModelLoad", "RepositoryModelUnload", "LogSettings", "TraceSetting",
+        "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "SystemSharedMemoryStatus",
+    }  # fmt: skip
+    assert not refused & {"ModelInfer", "ModelMetadata", "ModelStatistics", "Check", "Watch"}
+
+
 def test_health_needs_no_token_and_metrics_do(secure: RunningWorker, authority: Authority) -> None:
     """Probes have none; Prometheus can have one."""
     assert 200 == _fetch(secure, authority, "GET /v2/health/ready")[0]

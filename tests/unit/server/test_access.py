@@ -70,6 +70,8 @@ def test_no_method_that_changes_the_server_is_open_or_infer() -> None:
         ("GET /v2/health/live", None),
         ("HEAD /v2/health/ready?x=1", None),
         ("GET /demo", None),
+        ("GET /v2/openapi.json", None),
+        ("POST /v2/openapi.json", Scope.ADMIN),
         ("GET /", None),
         ("GET /v2", Scope.INFER),
         ("GET /v2/", Scope.INFER),
