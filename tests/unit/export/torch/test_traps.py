@@ -88,7 +88,7 @@ def test_shape_that_depends_on_values_has_its_line(tmp_path: Path) -> None:
     """The line is the author's, not torch's."""
     line = _Masked.forward.__code__.co_firstlineno + 1
 
-    assert f"test_torch_traps.py line {line}" in _findings(tmp_path, _Masked())
+    assert f"test_traps.py line {line}" in _findings(tmp_path, _Masked())
 
 
 def _decide(x: Any) -> Any:
@@ -106,7 +106,7 @@ def test_branch_on_values_is_told_with_its_line(
 
     text = _findings(tmp_path, Calling(_decide), batch_sizes=sizes)
 
-    assert f"decides by a tensor's values at test_torch_traps.py line {line}" in text
+    assert f"decides by a tensor's values at test_traps.py line {line}" in text
     assert "torch.cond" in text
     assert ("", "") == capfd.readouterr()
 
@@ -230,7 +230,7 @@ def test_model_that_fails_on_its_example_says_where(tmp_path: Path) -> None:
 
     text = _findings(tmp_path, Calling(_fail))
 
-    assert f"does not run on its example inputs at test_torch_traps.py line {line}" in text
+    assert f"does not run on its example inputs at test_traps.py line {line}" in text
     assert "mat1 and mat2 shapes cannot be multiplied" in text
 
 
