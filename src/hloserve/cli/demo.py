@@ -32,7 +32,9 @@ def demo(ports_file: Path | None, **flags: Any) -> int:
     repository = Path(str(resources.files("hloserve") / "demo_repository"))
     if not repository.is_dir():
         raise ConfigProblem(str(repository), "", "the package lacks its demo; install it again")
-    loaded = load_settings(None, {**flags, "model_dirs": (str(repository),)})
+    # What is installed stays as it is: neither followed nor written to.
+    fixed = {"model_control_mode": "static", "runtime.executable_cache": False}
+    loaded = load_settings(None, {**flags, **fixed, "model_dirs": (str(repository),)})
     from hloserve.server.demo import run
 
     return run(loaded, ports_file=ports_file, show_progress=sys.stderr.isatty())
