@@ -172,9 +172,9 @@ class Dispatcher:
             len(requests),
             rows,
             compute_ns,
-            input_ns=transferred_ns - begin_ns,
-            infer_ns=executed_ns - transferred_ns,
-            output_ns=end_ns - executed_ns,
+            transferred_ns - begin_ns,
+            executed_ns - transferred_ns,
+            end_ns - executed_ns,
         )
         return outputs
 

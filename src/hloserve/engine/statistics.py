@@ -166,7 +166,6 @@ class ModelStatistics:
         requests: int,
         rows: int,
         compute_ns: int,
-        *,
         input_ns: int = 0,
         infer_ns: int = 0,
         output_ns: int = 0,

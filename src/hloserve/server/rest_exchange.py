@@ -215,13 +215,23 @@ class Exchange:
             content_type: empty for none.
             headers: further headers.
         """
-        if self._path is None:
+        path = self._path
+        if path is None:
             assert not self._is_answered, "an exchange was answered twice"
             return
         self._is_answered = True
-        if len(body) >= _COMPRESSED_FROM_BYTES:
+        if len(body) < _COMPRESSED_FROM_BYTES:
+            self._path = self.on_disconnect = None
+            path.answer(self._request, status, body, content_type, headers)
+        else:
+            self._reply_large(status, body, content_type, headers)
+
+    def _reply_large(
+        self, status: int, body: bytes, content_type: str, headers: Sequence[tuple[str, str]]
+    ) -> None:
+        if self._request.method != "HEAD":
             coding = accepted_coding(self._request.headers.get(b"accept-encoding", b""))
-            if coding is not None and self._request.method != "HEAD":
+            if coding is not None:
                 self._reply_packed(status, body, content_type, headers, coding)
                 return
         self._send(status, body, content_type, headers)
@@ -229,7 +239,8 @@ class Exchange:
     def _send(
         self, status: int, body: bytes, content_type: str, headers: Sequence[tuple[str, str]]
     ) -> None:
-        path, self._path, self.on_disconnect = self._path, None, None
+        path = self._path
+        self._path = self.on_disconnect = None
         if path is not None:
             path.answer(self._request, status, body, content_type, headers)
 

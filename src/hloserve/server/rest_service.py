@@ -141,6 +141,18 @@ class RestInferenceService:
     def _infer(self, exchange: Exchange, model: str, version: str) -> None:
         now_ns = self._clock.now_ns()
         length = exchange.header(b"inference-header-content-length")
+        if exchange.takes_long(int(length) if length and length.isdigit() else None):
+            self._infer_apart(exchange, model, version, length, now_ns)
+        else:
+            request, forms = codec.decode_infer_request(
+                model, version, exchange.body, length, now_ns, NEVER_NS
+            )
+            self._begin(exchange, model, request, forms)
+
+    def _infer_apart(
+        self, exchange: Exchange, model: str, version: str, length: str | None, now_ns: int
+    ) -> None:
+        """Read a long body on another thread, then go on as with a short one."""
 
         def decode() -> _Decoded:
             return codec.decode_infer_request(
@@ -154,10 +166,7 @@ class RestInferenceService:
             else:
                 self._begin(exchange, model, *decoded)
 
-        if exchange.takes_long(int(length) if length and length.isdigit() else None):
-            exchange.run_apart(decode, begin)
-        else:
-            self._begin(exchange, model, *decode())
+        exchange.run_apart(decode, begin)
 
     def _begin(
         self, exchange: Exchange, model: str, request: InferRequest, forms: codec.OutputForms
@@ -170,13 +179,14 @@ class RestInferenceService:
                 assert error is not None, "a request ends with a response or an error"
                 exchange.fail(error)
                 return
-            if codec.json_values(response, forms) <= _QUICK_VALUES:
+            values = 0
+            for array in response.outputs.values():
+                values += array.size
+            if values <= _QUICK_VALUES or codec.json_values(response, forms) <= _QUICK_VALUES:
                 try:
-                    encoded = codec.encode_infer_response(response, forms)
+                    _reply(exchange, codec.encode_infer_response(response, forms))
                 except HloserveError as problem:  # a value that JSON cannot carry
                     exchange.fail(problem)
-                else:
-                    _reply(exchange, encoded)
                 return
             # The arrays may be views of device memory, which is used again after this call.
             response.outputs = {name: array.copy() for name, array in response.outputs.items()}

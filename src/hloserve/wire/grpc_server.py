@@ -121,7 +121,9 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
                         continue
                 idle_frames += len(event.data) < _SMALL_DATA_BYTES
                 if rpc is not None:
+                    before = len(found)
                     self._take_data(rpc, event.data, event.end_stream, found)
+                    idle_frames -= len(found) - before  # messages of a stream are work
             elif type(event) is RequestReceived:
                 idle_frames -= _REQUEST_BRINGS
                 self._begin(event, found)

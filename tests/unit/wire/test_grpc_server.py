@@ -483,3 +483,15 @@ def test_half_received_message_of_a_stream_is_partial() -> None:
         is_partial.append(pair.server.has_partial)
 
     assert is_partial == [False, True, False]
+
+
+def test_small_messages_of_a_stream_are_work() -> None:
+    """However many come in a second, they are no flood of empty frames."""
+    pair = Pair(GrpcLimits(frame_allowance=100))
+    stream_id = _stream(pair)
+
+    for _ in range(1_000):
+        pair.client.send(stream_id, b"tiny")
+        pair.to_server()
+
+    assert not pair.server.is_closed
