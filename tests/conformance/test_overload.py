@@ -4,7 +4,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +72,19 @@ def held(tmp_path: Path, values: list[float], **settings: object) -> Iterator[He
 
     write_scale(tmp_path, sizes=(1,))
     backend = FakeBackend(fail_when=note)
-    with running_worker(tmp_path, backend, settings) as worker, ThreadPoolExecutor(20) as pool:
+    with running_worker(tmp_path, backend, settings) as worker, ExitStack() as ends:
         values.clear()
         backend.gate.close()
         before = backend.gate.arrivals
-        under_test = Held(worker, pool)
-        try:
-            first = under_test.begin(lambda: under_test.rest(value=0))
-            backend.gate.wait_for_arrivals(before + 1)
-            yield under_test
-            backend.gate.open()
-            assert first.result(20).status == 200
-        finally:
-            backend.gate.open()
-            under_test.asker.close()
+        under_test = Held(worker, pool := ThreadPoolExecutor(20))
+        ends.callback(under_test.asker.close)
+        ends.callback(pool.shutdown)  # waits for all answers
+        ends.callback(backend.gate.open)
+        first = under_test.begin(lambda: under_test.rest(value=0))
+        backend.gate.wait_for_arrivals(before + 1)
+        yield under_test
+        backend.gate.open()
+        assert first.result(20).status == 200
 
 
 @pytest.mark.parametrize("parameters", [{"timeout": 20_000}, {"reactant_timeout_ns": 20_000_000}])
