@@ -168,7 +168,9 @@ def check_fields(body: ByteString, most: int, what: str) -> None:
             count += 1
             at = _skip(body, at)
     except IndexError:
-        raise MalformedBody(f"{what} end inside a field", at) from None
+        at = end + 1
+    if at > end:
+        raise MalformedBody(f"{what} end inside a field", end)
 
 
 def varint(value: int) -> bytes:
