@@ -310,14 +310,12 @@ def _join(
         if name in shared:
             parts.append(announce_shared(name, shared[name]))
             continue
-        if array.dtype.hasobject:
-            contents: bytes | memoryview = strings_as_bytes(array, f"{role} {name!r}")
-            nbytes = len(contents)
-            record = announce_strings(name, array.shape)
-            raw_head = varint(raw_number << 3 | 2) + varint(nbytes)
-        else:
-            record, raw_head, nbytes = _announce(name, array, raw_number, role)
+        try:
+            record, raw_head, nbytes = announce(name, array.dtype, array.shape, raw_number)
             contents = bytes_of(array)
+        except KeyError:
+            record, raw_head, contents = _join_strings(name, array, raw_number, role)
+            nbytes = len(contents)
         total += nbytes
         if total > MAX_MESSAGE_BYTES - _ROOM_FOR_HEADS:
             raise BadRequest(
@@ -331,10 +329,14 @@ def _join(
     return b"".join(parts + raw)
 
 
-def _announce(name: str, array: Array, raw_number: int, role: str) -> tuple[bytes, bytes, int]:
-    try:
-        return announce(name, array.dtype, array.shape, raw_number)
-    except KeyError:
+def _join_strings(
+    name: str, array: Array, raw_number: int, role: str
+) -> tuple[bytes, bytes, bytes]:
+    """Record, head of the contents and contents of a BYTES tensor."""
+    if not array.dtype.hasobject:
         raise BadRequest(
             f"{role} {name!r}: arrays of dtype {array.dtype} have no V2 datatype; convert it"
         ) from None
+    contents = strings_as_bytes(array, f"{role} {name!r}")
+    raw_head = varint(raw_number << 3 | 2) + varint(len(contents))
+    return announce_strings(name, array.shape), raw_head, contents
