@@ -298,6 +298,53 @@ def test_trace_settings_by_every_way(
             by.update_trace_settings(model, {"trace_level": ["TIMESTAMPS"]})
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "repository/index",
+        "repository/models/f32/load",
+        "repository/models/f32/unload",
+        "logging",
+        "trace/setting",
+        "models/f32/trace/setting",
+        "systemsharedmemory/region/r/register",
+    ],
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"x":' * 100_000,
+        b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"\xff\xfe",
+        b'{"parameters": 1, "ready": 1, "key": 1, "log_info": [], "trace_level": {}}',
+        b"null",
+        b"1e999",
+        b'"' + b"x" * 100_000,
+    ],
+    ids=["arrays", "objects", "closed", "bytes", "types", "null", "number", "string"],
+)
+def test_hostile_body_of_a_call_is_the_callers_fault(asker: Asker, path: str, body: bytes) -> None:
+    """It is refused with a reason, and the server goes on."""
+    answer = asker.send("POST", f"/v2/{path}", body)
+
+    assert answer.status == 400
+    assert answer.json["error"]
+
+
+@pytest.mark.parametrize("path", ["repository/index", "logging", "trace/setting"])
+def test_call_is_read_up_to_a_megabyte_however_it_is_packed(asker: Asker, path: str) -> None:
+    """A bomb of another kind of request is not unpacked, and other codings are not read."""
+    bomb = gzip.compress(b" " * 2**24)
+
+    packed = asker.send("POST", f"/v2/{path}", bomb, {"Content-Encoding": "gzip"})
+    plain = asker.send("POST", f"/v2/{path}", b" " * (2**20 + 1))
+    other = asker.send("POST", f"/v2/{path}", b"{}", {"Content-Encoding": "br"})
+
+    assert (packed.status, plain.status, other.status) == (413, 413, 415)
+    assert all(answer.json["error"] for answer in (packed, plain, other))
+
+
 def test_unknown_models_and_versions_are_not_found(over_grpc: Any, http_address: str) -> None:
     """For configuration, statistics and trace settings."""
     for path in ("nope/config", "nope/stats", "nope/trace/setting", "scale/versions/9/config",

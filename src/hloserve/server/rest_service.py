@@ -275,6 +275,8 @@ def _parse_request(body: bytes, kind: type[_R], what: str) -> _R:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"{what} request: {error}") from error
+    except RecursionError as error:
+        raise MalformedBody(f"{what} request: the JSON is nested too deeply") from error
 
 
 def _ended(exchange: Exchange) -> Callable[[None, Exception | None], None]:
