@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.server_services import Services, running_services
 
+from hloserve.core.dtypes import DTYPES
 from hloserve.core.errors import BadRequest, ModelNotFound, NotImplementedYet, NotPossibleNow
 from hloserve.core.model_reports import (
     BatchReport,
@@ -29,12 +30,7 @@ _FEW = settings(
 _COUNTS = st.integers(0, 2**63 - 1)
 _NAMES = st.text(max_size=20)
 _DURATIONS = st.builds(Duration, _COUNTS, _COUNTS)
-_DATATYPES = st.sampled_from(
-    [
-        "BYTES",
-        *(n.removeprefix("TYPE_") for n in inference_pb2.DataType.keys()[1:] if "ST" not in n),
-    ]
-)
+_DATATYPES = st.sampled_from([dtype.kserve for dtype in DTYPES if dtype.kserve is not None])
 _TENSORS = st.lists(
     st.builds(TensorConfig, _NAMES, _DATATYPES, st.lists(st.integers(-1, 2**62)).map(tuple)),
     max_size=3,
