@@ -15,11 +15,13 @@ __all__ = ["EXTENSIONS", "Catalog"]
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "logging",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
     "parameters",
+    "schedule_policy",
     "statistics",
     "trace",
 )
