@@ -4,6 +4,7 @@ What lives here: turning an MLIR module into a plain program for one device. Wha
 modules and all else about them (`hloserve.engine.mlir`, which calls this). One thread per module.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,7 +85,12 @@ def _strip_attributes(op: Any) -> None:
 
 def _without_placement(attributes: Any) -> Any:
     gone = (*_DONATION, *_PLACEMENT)
-    kept = {entry.name: entry.attr for entry in attributes if entry.name not in gone}
+    kept = {}
+    for name in [entry.name for entry in attributes]:
+        # Of complex numbers the binding has no object, and `entry.attr` would end the process.
+        with contextlib.suppress(TypeError):
+            if name not in gone:
+                kept[name] = attributes[name]
     return ir.DictAttr.get(kept)
 
 

@@ -10,7 +10,7 @@ not what its author wants.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hloserve.bundle.findings import Finding, errors_at, listing, warnings_at
@@ -18,12 +18,20 @@ from hloserve.core.units import format_bytes
 from hloserve.engine.mlir import MlirProgram
 from hloserve.engine.mlir_annotations import walk_ops
 
-__all__ = ["LARGE_CONSTANT_BYTES", "check_portability", "oldest_jaxlib"]
+__all__ = [
+    "LARGE_CONSTANT_BYTES",
+    "PORTABLE_DIALECTS",
+    "check_portability",
+    "large_constants",
+    "oldest_jaxlib",
+]
 
 LARGE_CONSTANT_BYTES = 64 * 1024
 """Above it a constant is a weight that was baked in; tables that a model computes are smaller."""
 
-_DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "shape"))
+PORTABLE_DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "shape"))
+"""What the operations of a program are of, that every server can read."""
+
 _BETWEEN_DEVICES = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -77,7 +85,7 @@ def check_portability(program: MlirProgram) -> list[Finding]:
         is_fatal, text = _describe_call(target)
         if text:
             (errors if is_fatal else warnings).append(text)
-    foreign = sorted(name for name in counts if name.split(".")[0] not in _DIALECTS)
+    foreign = sorted(name for name in counts if name.split(".")[0] not in PORTABLE_DIALECTS)
     if foreign:
         warnings.append(f"it uses operations that are not StableHLO: {listing(foreign)}")
     warnings += _randomness(operations)
@@ -123,22 +131,44 @@ def _randomness(operations: Iterable[Any]) -> Sequence[str]:
 
 
 def _large_constants(operations: Iterable[Any]) -> Sequence[str]:
-    sizes = {}
-    for op in operations:
-        if op.name == "stablehlo.constant" and not getattr(
-            op.attributes["value"], "is_splat", False
-        ):
-            kind = op.results[0].type
-            bits = math.prod(kind.shape) * int(getattr(kind.element_type, "width", 64))
-            if bits > LARGE_CONSTANT_BYTES * 8:
-                sizes[op] = (bits // 8, str(kind))
-    if not sizes:
+    found = [
+        (size_bytes, str(op.results[0].type)) for op, size_bytes in large_constants(operations)
+    ]
+    if not found:
         return ()
-    largest_bytes, kind = max(sizes.values())
-    total_bytes = sum(size_bytes for size_bytes, _ in sizes.values())
-    count = f"{len(sizes)} large constants" if len(sizes) > 1 else "a large constant"
+    largest_bytes, kind = max(found)
+    total_bytes = sum(size_bytes for size_bytes, _ in found)
+    count = f"{len(found)} large constants" if len(found) > 1 else "a large constant"
     return [
         f"it holds {count} of {format_bytes(total_bytes)} (the largest is {kind},"
         f" {format_bytes(largest_bytes)}), and so does each file of another batch size; export them"
         " as weights, which are stored once"
     ]
+
+
+def large_constants(operations: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+    """The constants above `LARGE_CONSTANT_BYTES` that are not one value everywhere.
+
+    Their values are not looked at: of complex numbers, and of what later versions bring, the
+    binding cannot make an object.
+
+    Args:
+        operations: of a program, in the block of its context or not.
+
+    Returns:
+        Pairs of the operation and its bytes.
+    """
+    for op in operations:
+        if op.name != "stablehlo.constant":
+            continue
+        kind = op.results[0].type
+        size_bytes = (math.prod(kind.shape) * _bits_of(kind.element_type) + 7) // 8
+        # All but a splat is printed as a resource, with this limit.
+        is_large = size_bytes > LARGE_CONSTANT_BYTES
+        if is_large and "dense_resource<" in op.get_asm(large_elements_limit=1):
+            yield op, size_bytes
+
+
+def _bits_of(element: Any) -> int:
+    part = getattr(element, "element_type", None)  # of a complex number
+    return 2 * _bits_of(part) if part is not None else int(getattr(element, "width", 64))

@@ -22,14 +22,12 @@ from jaxlib.mlir.dialects import stablehlo
 from hloserve.core.errors import ExportProblem, ProgramProblem
 from hloserve.engine.mlir import Diagnostics, MlirProgram, one_line, read_program
 from hloserve.engine.mlir_annotations import walk_ops
+from hloserve.engine.portability import PORTABLE_DIALECTS, large_constants
 
 __all__ = ["OLDEST_TARGET", "Artifact", "clean_program", "serialise_program", "tidy_program"]
 
 OLDEST_TARGET = "1.0.0"
 """What is written when nothing newer is needed: readers promise five years back."""
-
-MAX_CONSTANT_BYTES = 64 * 1024
-"""Above it a constant is a weight that was baked in; tables that a model computes are smaller."""
 
 _TIDYING = "symbol-dce,canonicalize,cse"
 _CLEANING = ",".join(
@@ -41,7 +39,6 @@ _CLEANING = ",".join(
     )
 )
 _TOO_NEW = re.compile(r"failed to legalize operation 'vhlo\.(\w+?)_v\d+'")
-_DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "shape"))
 _PORTABLE_CALLS = frozenset(("shape_assertion",))
 _USUAL_CAUSES: Mapping[str, str] = {
     "getrf": "jnp.linalg.solve, inv, det or slogdet",
@@ -228,30 +225,17 @@ def _op_findings(op: Any) -> Sequence[str]:
             " use jax.random.key(seed, impl='threefry2x32')"
         ]
     dialect = name.split(".")[0]
-    if dialect not in _DIALECTS:
+    if dialect not in PORTABLE_DIALECTS:
         return [f"uses the operation {name}, which is not StableHLO: no server can read it"]
     return ()
 
 
 def _constant_findings(op: Any) -> Sequence[str]:
-    value = op.attributes["value"]
-    kind = ir.RankedTensorType(op.results[0].type)
-    if getattr(value, "is_splat", False):
-        return ()
-    count = 1
-    for axis in range(kind.rank):
-        count *= kind.get_dim_size(axis)
-    size_bytes = (count * _bits_of(kind.element_type) + 7) // 8
-    if size_bytes <= MAX_CONSTANT_BYTES:
-        return ()
     return [
-        f"a constant of {size_bytes} bytes ({kind}) is part of the program; weights are arguments:"
-        " pass this array in `weights`"
+        f"a constant of {size_bytes} bytes ({op.results[0].type}) is part of the program; weights"
+        " are arguments: pass this array in `weights`"
+        for _, size_bytes in large_constants([op])
     ]
-
-
-def _bits_of(element: Any) -> int:
-    return int(getattr(element, "width", 64))
 
 
 def _call_findings(target: str) -> Sequence[str]:

@@ -159,6 +159,21 @@ def test_donation_is_stripped() -> None:
     assert "donor" not in clean
 
 
+def test_annotations_without_an_object_are_stripped() -> None:
+    """One of complex numbers, which the binding cannot show, does not end the process."""
+    complexes = "dense<(1.0, 2.0)> : tensor<2xcomplex<f32>>"
+    program = read_program(
+        f"""module attributes {{mhlo.x = {complexes}}} {{
+          func.func @main(%x: tensor<2xf32> {{jax.buffer_donor = true, mhlo.y = {complexes}}})
+              -> (tensor<2xf32> {{mhlo.z = {complexes}}}) {{
+            return %x : tensor<2xf32> }} }}""".encode(),
+        "model.mlir",
+    )
+
+    assert "buffer_donor" not in _text(program)
+    assert program.signature.inputs == program.signature.outputs
+
+
 def test_sharding_is_stripped() -> None:
     """Annotations of a mesh are dropped, and the program is for one device."""
     text = """module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {

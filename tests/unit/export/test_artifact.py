@@ -211,3 +211,18 @@ def test_open_extents_of_one_name_are_one_extent() -> None:
     artifact = trace_function(add, [("n", "s"), ("n", "s")], [_F32, _F32], (), model="m")
 
     assert (None, None) == clean_program(artifact, "m").signature.inputs[0].shape
+
+
+def test_complex_constants_are_cleaned_like_others() -> None:
+    """A constant that the binding has no object for is no reason to fail, unless it is large."""
+    text = """module {{ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {{
+      %c = stablehlo.constant dense<{0}> : tensor<{1}xcomplex<f32>>
+      %r = stablehlo.real %c : (tensor<{1}xcomplex<f32>>) -> tensor<{1}xf32>
+      %s = stablehlo.slice %r [0:2] : (tensor<{1}xf32>) -> tensor<2xf32>
+      %y = stablehlo.add %s, %x : tensor<2xf32>
+      return %y : tensor<2xf32> }} }}"""
+
+    clean_program(_program(text.format("[(1.0, 2.0), (3.0, 4.0)]", 2)), "m")
+    clean_program(_program(text.format("(1.0, 2.0)", 9000)), "m")
+    with pytest.raises(ExportProblem, match="a constant of 72000 bytes"):
+        clean_program(_program(text.format(f'"0x{"00" * 8 + "01" * 71992}"', 9000)), "m")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hloserve.core.errors import ExportProblem
-from hloserve.export.artifact import MAX_CONSTANT_BYTES
+from hloserve.engine.portability import LARGE_CONSTANT_BYTES
 from hloserve.export.jax.closures import name_of_array
 
 __all__ = ["check_traced", "random_notes"]
@@ -118,7 +118,7 @@ def _large_constants(closed: Any) -> Iterator[Any]:
 
     def of(constants: Sequence[Any]) -> Iterator[Any]:
         for constant in constants:
-            if getattr(constant, "nbytes", 0) > MAX_CONSTANT_BYTES and id(constant) not in seen:
+            if getattr(constant, "nbytes", 0) > LARGE_CONSTANT_BYTES and id(constant) not in seen:
                 seen.add(id(constant))
                 yield constant
 
