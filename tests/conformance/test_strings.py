@@ -220,7 +220,7 @@ def test_our_client_takes_arrays_of_text(asker: Asker) -> None:
     """NumPy's fixed-width text, which drops zeros at the end of a string."""
     with Client(asker.grpc_address) as client:
         outputs = client.infer("text", {"text": np.array([["Bär", "x"]])})
-        with pytest.raises(BadRequest, match="element 1 is a int"):
+        with pytest.raises(BadRequest, match="element 1 is of type int"):
             client.infer("text", {"text": np.array([["a", 1]], object)})
 
     assert [["Bär".encode(), b"x"]] == outputs["echo"].tolist()

@@ -299,8 +299,8 @@ def _parameters(given: Mapping[str, Parameter | np.generic]) -> dict[str, Parame
         plain = value.item() if isinstance(value, np.generic) else value
         if not isinstance(plain, bool | int | float | str):
             raise BadRequest(
-                f"parameter {key!r} is a {type(plain).__name__}; it must be a bool, an int, a float"
-                " or a str"
+                f"parameter {key!r} is of type {type(plain).__name__}; it must be a bool, an int, a"
+                " float or a str"
             )
         parameters[key] = plain
     return parameters

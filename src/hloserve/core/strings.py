@@ -72,4 +72,4 @@ def _as_bytes(index: int, value: Any) -> bytes:
             raise ValueError(f"element {index} cannot be encoded as UTF-8: {error}") from None
     if isinstance(value, bytes):
         return bytes(value)
-    raise ValueError(f"element {index} is a {type(value).__name__}, not bytes or str")
+    raise ValueError(f"element {index} is of type {type(value).__name__}, not bytes or str")

@@ -193,4 +193,4 @@ def _explain(what: str, names: Sequence[str]) -> str:
 def _describe(value: object) -> str:
     if isinstance(value, (list, tuple)) and value:
         return f"a {type(value).__name__} of {type(value[0]).__name__}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -137,7 +137,7 @@ def strings_as_bytes(array: Array, tensor: str = "a BYTES tensor") -> bytes:
     for index, value in enumerate(array.reshape(-1).tolist()):
         if type(value) is not bytes:
             kind = type(value).__name__
-            raise BadRequest(f"{tensor}: element {index} is a {kind}; it must be bytes")
+            raise BadRequest(f"{tensor}: element {index} is of type {kind}; it must be bytes")
         if len(value) >= 2**32:
             raise BadRequest(f"{tensor}: element {index} has 4 GiB or more")
         parts.append(_LENGTH.pack(len(value)))

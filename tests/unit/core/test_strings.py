@@ -42,8 +42,8 @@ def test_arrays_of_bytes_are_not_copied() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (np.array([b"a", 5], object), "element 1 is a int"),
-        (np.array([None], object), "element 0 is a NoneType"),
+        (np.array([b"a", 5], object), "element 1 is of type int"),
+        (np.array([None], object), "element 0 is of type NoneType"),
         (np.array(["\ud800"], object), "element 0 cannot be encoded"),
     ],
 )

@@ -85,7 +85,7 @@ def test_bfloat16_is_checked_like_any_other() -> None:
     ("result", "says"),
     [
         (None, "it returned None, expected a dict of arrays or a list of NamedTensor"),
-        (np.zeros(3), "it returned a ndarray"),
+        (np.zeros(3), "it returned a value of type ndarray"),
         ([np.zeros(3)], "it returned a list of ndarray"),
         ({"image": GOOD["image"]}, "it must return 'image', 'size', it returned 'image'; missing"),
         ({**GOOD, "mask": np.zeros(1)}, "not declared: 'mask'"),
@@ -197,7 +197,7 @@ def test_strings_are_taken_in_every_form_and_become_bytes(array: Any) -> None:
     ("array", "expected"),
     [
         (np.array([1, 2]), "dtype is int64, expected bytes or text"),
-        (np.array([b"a", 2], object), "element 1 is a int"),
+        (np.array([b"a", 2], object), "element 1 is of type int"),
         (np.array([[b"a"]], object), "rank"),
     ],
 )

@@ -89,5 +89,5 @@ def test_json_carries_text_alone() -> None:
 
 def test_other_objects_are_no_strings() -> None:
     """An array of objects may hold anything."""
-    with pytest.raises(BadRequest, match="element 1 is a int"):
+    with pytest.raises(BadRequest, match="element 1 is of type int"):
         strings_as_bytes(np.array([b"a", 1], object))

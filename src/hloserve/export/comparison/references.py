@@ -5,7 +5,6 @@ What lives here: finding and calling the reference. What does not: the compariso
 user's rights. One thread.
 """
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,8 +15,8 @@ from hloserve.bundle.findings import listing
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array, Tensors, TensorSpec
 from hloserve.export.lists.target import (
+    import_target,
     importing_from,
-    load_file,
     parse_target,
     translating_faults,
 )
@@ -58,15 +57,15 @@ def load_reference(text: str, outputs: Sequence[TensorSpec], model: str) -> Refe
 def _python_function(text: str, model: str) -> Callable[..., Any]:
     target = parse_target(text)
     base = Path.cwd()
-    with importing_from(base), translating_faults(model, f"importing {target.module}"):
-        if target.is_file:
-            found: Any = load_file(base / target.module, model)
-        else:
-            found = importlib.import_module(target.module)
-        for part in target.function.split("."):
-            found = getattr(found, part)
+    with importing_from((base / target.module).parent if target.is_file else base, base):
+        found: Any = import_target(target, base, model)
+        with translating_faults(model, f"reference {text}"):
+            for part in target.function.split("."):
+                found = getattr(found, part)
     if not callable(found):
-        raise ExportProblem(model, f"reference {text} is a {type(found).__name__}, not a function")
+        raise ExportProblem(
+            model, f"reference {text} is of type {type(found).__name__}, expected a function"
+        )
     return found  # type: ignore[no-any-return]  # callable, and that is all that can be known
 
 

@@ -17,11 +17,15 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from typing_extensions import override
 
 from hloserve.core.errors import ExportProblem, HloserveError
 from hloserve.export.lists.error_text import short_error
@@ -32,6 +36,7 @@ __all__ = [
     "TargetFault",
     "checked_export",
     "forget_files",
+    "import_target",
     "importing_from",
     "load_file",
     "load_target",
@@ -104,10 +109,7 @@ def load_target(target: Target, base: Path, model: str) -> DeferredExport:
             else than an export.
     """
     shown = f"{target.module}:{target.function}"
-    if target.is_file:
-        module = load_file(base / target.module, model)
-    else:
-        module = _import_module(target, base, model)
+    module = import_target(target, base, model)
     function = _find_function(module, target, model)
     with translating_faults(model, f"target {shown}"):
         returned = function()
@@ -151,7 +153,16 @@ def forget_files() -> None:
         del sys.modules[name]
 
 
-def _import_module(target: Target, base: Path, model: str) -> types.ModuleType:
+def import_target(target: Target, base: Path, model: str) -> types.ModuleType:
+    """Run the file of a target, or import its module; one in `base` is preferred.
+
+    Raises:
+        ExportProblem: there is no such file or module, or its code raises.
+    """
+    if target.is_file:
+        return load_file(base / target.module, model)
+    finder = _NeighbourFinder([base], only=target.module.partition(".")[0])
+    sys.meta_path.insert(0, finder)
     try:
         with translating_faults(model, f"importing {target.module}"):
             return importlib.import_module(target.module)
@@ -163,6 +174,8 @@ def _import_module(target: Target, base: Path, model: str) -> types.ModuleType:
         raise ExportProblem(
             model, f"there is no module {missing!r}, neither installed nor in {str(base)!r}"
         ) from problem
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def _find_function(module: types.ModuleType, target: Target, model: str) -> Callable[[], object]:
@@ -174,7 +187,8 @@ def _find_function(module: types.ModuleType, target: Target, model: str) -> Call
     if not callable(found):
         kind = type(found).__qualname__
         raise ExportProblem(
-            model, f"{target.function!r} in {target.module} is a {kind}, expected a function"
+            model,
+            f"{target.function!r} in {target.module} is of type {kind}, expected a function",
         )
     try:
         inspect.signature(found).bind()
@@ -200,14 +214,46 @@ def _no_function(found: object, part: str, target: Target) -> str:
 
 @contextmanager
 def importing_from(*directories: Path) -> Iterator[None]:
-    """Let the block import modules that lie in these directories, as scripts there could."""
-    before = list(sys.path)
-    sys.path[:0] = [str(directory) for directory in directories]
+    """Let the block import modules that lie in these directories, where no package has the name.
+
+    What is installed comes first, and a directory without Python files is no module: one called
+    ``triton`` beside a list is not the library that torch looks for.
+    """
+    finder = _NeighbourFinder(directories)
+    sys.meta_path.append(finder)
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path[:] = before
+        sys.meta_path.remove(finder)
+
+
+class _NeighbourFinder(MetaPathFinder):
+    """Finds modules in directories.
+
+    Args:
+        directories: to look in, in this order.
+        only: the one name to answer to; all when empty.
+    """
+
+    def __init__(self, directories: Iterable[Path], only: str = "") -> None:
+        self._path = [str(directory) for directory in directories]
+        self._only = only
+
+    @override
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if path is not None or self._only not in ("", fullname):
+            return None  # parts of packages are found in these
+        spec = PathFinder.find_spec(fullname, self._path)
+        if spec is None or spec.loader is not None or self._only:
+            return spec
+        places = spec.submodule_search_locations or ()
+        return spec if any(any(Path(place).glob("*.py")) for place in places) else None
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def test_function_of_a_module_is_called(directory: Path) -> None:
         ("json.no_such_part:f", "there is no module 'json.no_such_part'"),
         ("t.py:bild", "t.py has no 'bild'; did you mean 'build'?"),
         ("t.py:zzz", "t.py has no 'zzz'; it has build, raises,"),
-        ("t.py:number", "'number' in t.py is a int, expected a function"),
+        ("t.py:number", "'number' in t.py is of type int, expected a function"),
         ("t.py:needs", "called without arguments: missing a required argument: 'path'"),
         ("t.py:raises", "target t.py:raises raised ValueError: no weights ("),
         ("t.py:leaves", "target t.py:leaves raised SystemExit: 3"),
@@ -146,3 +146,78 @@ def test_interruption_is_no_fault(directory: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         load_target(parse_target("slow.py:build"), directory, "m")
+
+
+def test_directory_beside_a_target_is_no_module(directory: Path) -> None:
+    """A directory of models called like a library that others look for does not stand in for it."""
+    (directory / "library_of_nobody" / "net" / "1").mkdir(parents=True)
+    write_target(directory / "asks.py", """
+        try:
+            import library_of_nobody as found
+        except ModuleNotFoundError:
+            found = None
+        def build(): return partial(fake_export, found)
+    """)  # fmt: skip
+
+    export = load_target(parse_target("asks.py:build"), directory, "m")
+
+    assert export.args == (None,)  # type: ignore[attr-defined]  # a partial
+
+
+@pytest.mark.parametrize("name", ["packaging", "yaml", "flax"])
+def test_installed_package_comes_before_a_neighbour(directory: Path, name: str) -> None:
+    """A file called like a library hides it neither from the target nor from other libraries."""
+    write_target(directory / f"{name}.py", "raise AssertionError('this is not the library')\n")
+    write_target(
+        directory / "uses.py",
+        f"""
+        import importlib, sys
+        saved = {{n: sys.modules.pop(n) for n in [*sys.modules] if n.split(".")[0] == {name!r}}}
+        import {name}
+        found = {name}.__spec__.origin
+        sys.modules.update(saved)
+        def build(): return partial(fake_export, found)
+    """,
+    )
+
+    export = load_target(parse_target("uses.py:build"), directory, "m")
+
+    assert "site-packages" in export.args[0]  # type: ignore[attr-defined]  # a partial
+
+
+def test_target_imports_its_neighbours(directory: Path) -> None:
+    """Files, packages, and directories of Python files beside a target are modules."""
+    write_target(directory / "neighbour_of_target.py", "size = 1\n")
+    write_target(directory / "plain_of_target" / "part.py", "size = 2\n")
+    write_target(directory / "whole_of_target" / "__init__.py", "size = 3\n")
+    write_target(directory / "n.py", """
+        import neighbour_of_target, plain_of_target.part, whole_of_target
+        sizes = [neighbour_of_target.size, plain_of_target.part.size, whole_of_target.size]
+        def build(): return partial(fake_export, sizes)
+    """)  # fmt: skip
+
+    export = load_target(parse_target("n.py:build"), directory, "m")
+
+    assert export.args == ([1, 2, 3],)  # type: ignore[attr-defined]  # a partial
+
+
+def test_module_of_a_target_comes_before_what_is_installed(directory: Path) -> None:
+    """The module that was asked for is the one in the directory, in plain directories too."""
+    source = "def build(): return partial(fake_export, 5)\n"
+    write_target(directory / "mkdocs" / "inner" / "nets.py", source)
+
+    export = load_target(parse_target("mkdocs.inner.nets:build"), directory, "m")
+
+    assert export.args == (5,)  # type: ignore[attr-defined]  # a partial
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mkdocs"]:
+        del sys.modules[name]
+
+
+def test_imports_are_as_before_after_the_block(tmp_path: Path) -> None:
+    """Nothing of it stays in the process's search paths."""
+    before = [*sys.path], [*sys.meta_path]
+
+    with importing_from(tmp_path):
+        pass
+
+    assert before == (sys.path, sys.meta_path)
