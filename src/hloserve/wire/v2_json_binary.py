@@ -11,8 +11,9 @@ from math import prod
 
 from hloserve.core.dtypes import BYTES
 from hloserve.core.errors import BadRequest, MalformedBody, TensorMismatch
-from hloserve.core.tensors import AxisKind, Tensors, TensorSpec
-from hloserve.wire.tensor_bytes import ByteString, raw_length, view_as_array
+from hloserve.core.tensors import Array, AxisKind, Tensors, TensorSpec
+from hloserve.wire.strings import strings_from_values
+from hloserve.wire.tensor_bytes import ByteString, format_shape, view_as_array
 
 __all__ = ["LENGTH_HEADER", "decode_raw_input", "parse_length", "take_binary"]
 
@@ -69,6 +70,8 @@ def take_binary(name: str, size: object, body: ByteString, position: int) -> mem
 def decode_raw_input(raw: ByteString, specs: Sequence[TensorSpec]) -> Tensors:
     """Interpret a raw request's body: the bytes of the one input, as a batch of one.
 
+    For BYTES it is one string, without a length in front, so that a file can be sent as it is.
+
     Args:
         raw: `OutputForms.raw`.
         specs: the model's client-facing inputs.
@@ -95,8 +98,19 @@ def decode_raw_input(raw: ByteString, specs: Sequence[TensorSpec]) -> Tensors:
     if open_axes:
         shape[open_axes[0]] = _open_extent(spec, shape, raw)
     known = [extent or 0 for extent in shape]
-    nbytes = raw_length(spec.dtype, prod(known))
+    if spec.dtype is BYTES:
+        return {spec.name: _one_string(spec.name, known, raw)}
+    nbytes = prod(known) * spec.dtype.itemsize
     return {spec.name: view_as_array(spec.name, spec.dtype, known, nbytes, raw)}
+
+
+def _one_string(name: str, shape: Sequence[int], raw: ByteString) -> Array:
+    if prod(shape) != 1:
+        raise BadRequest(
+            f"input {name!r}: a raw request holds one string, the shape {format_shape(shape)} needs"
+            f" {prod(shape)}; send JSON or binary tensors"
+        )
+    return strings_from_values([bytes(raw)], shape)
 
 
 def _open_extent(spec: TensorSpec, shape: Sequence[int | None], raw: ByteString) -> int:

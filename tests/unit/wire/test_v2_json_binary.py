@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.rest_json import decode
 
-from hloserve.core.dtypes import F32
+from hloserve.core.dtypes import BYTES, F32
 from hloserve.core.errors import BadRequest, HloserveError, TensorMismatch
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
 from hloserve.wire.v2_json import decode_raw_input
@@ -64,3 +64,19 @@ def test_raw_body_that_cannot_be_explained_is_refused(
     """Several inputs, several open axes or a wrong length are the caller's to mend."""
     with pytest.raises(error):
         decode_raw_input(data, specs)
+
+
+@pytest.mark.parametrize("axes", [(), (N,), (N, T), (N, Axis("k", AxisKind.FIXED, 1))])
+@pytest.mark.parametrize("body", [b"", b"\xff\xd8 a picture", b"\4\0\0\0text"])
+def test_raw_body_is_one_string(axes: Any, body: bytes) -> None:
+    """Without a length in front, as Triton takes it: a file can be sent as it is."""
+    got = decode_raw_input(body, [TensorSpec("x", BYTES, axes)])["x"]
+
+    assert got.shape == (1,) * len(axes)
+    assert got.reshape(-1).tolist() == [body]
+
+
+def test_raw_body_is_no_more_than_one_string() -> None:
+    """Nothing says where another one would begin."""
+    with pytest.raises(BadRequest, match=r"input 'x'.*one string.*\[1,2\] needs 2"):
+        decode_raw_input(b"ab", [TensorSpec("x", BYTES, (N, C))])

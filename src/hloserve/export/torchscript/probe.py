@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hloserve.core.dtypes import DType, by_kserve, by_token
+from hloserve.core.dtypes import BYTES, DType, by_kserve, by_token
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
 from hloserve.export.lists.error_text import short_error
@@ -47,6 +47,8 @@ def parse_input(text: str) -> InputDeclaration:
     token, _, extents = rest.rpartition(":")
     try:
         dtype = by_token(token or "f32") if token == token.lower() else by_kserve(token)
+        if dtype is BYTES:
+            raise KeyError(token)
         shape = tuple(int(extent) for extent in extents.split(",") if extent.strip())
     except (KeyError, ValueError):
         raise ValueError(f"{text!r} is no input; expected like f32:1,3,512,512") from None
