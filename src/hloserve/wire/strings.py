@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAX_STRINGS = 2**18
-"""Of one message; reading as many takes some 50 ms of the event loop."""
+"""Of one message; reading as many takes some 80 ms of the event loop."""
 
 _LENGTH = struct.Struct("<I")
 
