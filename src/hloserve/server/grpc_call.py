@@ -13,14 +13,18 @@ from typing import Any, Protocol, TypeAlias
 from hloserve.core.errors import Code, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.wire.grpc_events import RpcReceived
-from hloserve.wire.grpc_framing import Message
+from hloserve.wire.grpc_framing import Message, PackedMessage
 from hloserve.wire.grpc_headers import metadata_value
 from hloserve.wire.grpc_server import GrpcServerConnection
 from hloserve.wire.status import grpc_code, public_text
 
-__all__ = ["Answering", "Handler", "Rpc"]
+__all__ = ["Answering", "Handler", "Rpc", "Unpacked"]
 
 log = logging.getLogger(__name__)
+
+
+Unpacked: TypeAlias = Callable[[Message | None, Exception | None], None]
+"""Takes a message that was decompressed, or why it was not; on the loop."""
 
 
 class Answering(Protocol):
@@ -32,6 +36,10 @@ class Answering(Protocol):
 
     def wrote(self) -> None:
         """There is output to flush."""
+        ...
+
+    def unpack(self, message: PackedMessage, then: Unpacked) -> Callable[[], None]:
+        """Decompress a message apart from the loop; returns what gives that up."""
         ...
 
 

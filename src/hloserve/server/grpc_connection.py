@@ -7,21 +7,25 @@ gRPC (`hloserve.wire`). Everything runs on the loop thread; the rules are the tr
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
+from hloserve.core.errors import Cancelled
 from hloserve.core.logging import log_event
 from hloserve.core.requests import NEVER_NS
-from hloserve.server.grpc_call import Handler, Rpc
+from hloserve.server.grpc_call import Handler, Rpc, Unpacked
 from hloserve.server.grpc_stream import StreamingRpc
 from hloserve.server.grpc_watch import GrpcTimeouts, Verdict, Watch
 from hloserve.wire.grpc_events import (
     MessageReceived,
     RpcCancelled,
     RpcHalfClosed,
+    RpcPacked,
     ServerEvent,
 )
+from hloserve.wire.grpc_framing import Message, PackedMessage
 from hloserve.wire.grpc_server import GrpcServerConnection
 
 if TYPE_CHECKING:
@@ -95,6 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         """What belongs to a streaming call, and the end of any."""
         if type(event) is RpcCancelled:
             _cancel(event)
+        elif type(event) is RpcPacked:
+            self._begin_packed(cast(Rpc, event.rpc))
         elif type(event) is StreamingRpc:
             self._begin_stream(event)
         elif type(event) is MessageReceived:
@@ -105,6 +111,32 @@ class Connection(asyncio.BufferedProtocol):
             rpc = self.http2.rpc_of(event.stream_id)
             if rpc is not None:
                 cast(StreamingRpc, rpc).half_closed()
+
+    def _begin_packed(self, rpc: Rpc) -> None:
+        """Begin a unary call whose message must be decompressed first."""
+        timeout_ns = rpc.timeout_ns
+        rpc.deadline_ns = NEVER_NS if timeout_ns < 0 else self._server.now_ns() + timeout_ns
+        rpc.on_cancel = None
+        rpc.connection = self
+
+        def go_on(message: Message | None, error: Exception | None) -> None:
+            rpc.on_cancel = None
+            if message is None:
+                rpc.fail(error or Cancelled())
+                return
+            rpc.message = message
+            try:
+                rpc.method(rpc)
+            except Exception as problem:  # noqa: BLE001  # the edge of a request: fail logs it
+                rpc.fail(problem)
+
+        give_up = self.unpack(cast(PackedMessage, rpc.message), go_on)
+        if type(rpc.message) is PackedMessage and not rpc.is_over:
+            rpc.on_cancel = give_up
+
+    def unpack(self, message: PackedMessage, then: Unpacked) -> Callable[[], None]:
+        """Decompress a message apart from the loop; returns what gives that up."""
+        return self._server.run_apart(message.unpack, then)
 
     def _begin_stream(self, rpc: StreamingRpc) -> None:
         timeout_ns = rpc.timeout_ns

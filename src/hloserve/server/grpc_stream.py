@@ -24,9 +24,9 @@ from typing import TypeAlias
 
 from typing_extensions import override
 
-from hloserve.core.errors import BadRequest, Code, HloserveError
+from hloserve.core.errors import BadRequest, Cancelled, Code, HloserveError
 from hloserve.server.grpc_call import Rpc
-from hloserve.wire.grpc_framing import Message
+from hloserve.wire.grpc_framing import Message, PackedMessage
 
 __all__ = ["StreamHandler", "StreamingRpc", "server_streaming"]
 
@@ -50,6 +50,7 @@ class StreamingRpc(Rpc):
     """
 
     __slots__ = (
+        "_give_up_unpacking",
         "_has_ended",
         "_is_delivering",
         "_waiting",
@@ -72,6 +73,7 @@ class StreamingRpc(Rpc):
         self.has_half_closed = False
         self._has_ended = False
         self._is_delivering = False
+        self._give_up_unpacking: Callable[[], None] | None = None
         self._waiting: deque[Message] = deque()
 
     @override
@@ -121,17 +123,24 @@ class StreamingRpc(Rpc):
         """For the connection: a message has come."""
         if self.connection is None:
             return
-        if not self.is_paused and not self._waiting and not self._is_delivering:
+        is_packed = type(message) is PackedMessage
+        if not (self.is_paused or self._waiting or self._is_delivering or is_packed):
             self._call_on_message(message)
             return
         self._waiting.append(message)
         try:
             self.connection.http2.keep(self.stream_id, len(message) + _MESSAGE_COST_BYTES)
         except HloserveError as error:
-            self._waiting.clear()
-            self.fail(error)
-            if self.on_cancel is not None:
-                self.on_cancel()
+            self._break(error)
+            return
+        if is_packed:
+            self._deliver()
+
+    def _break(self, error: Exception) -> None:
+        self._waiting.clear()
+        self.fail(error)
+        if self.on_cancel is not None:
+            self.on_cancel()
 
     def half_closed(self) -> None:
         """For the connection: the peer has sent its last message."""
@@ -160,22 +169,54 @@ class StreamingRpc(Rpc):
     @override
     def cancelled(self) -> None:
         self._waiting.clear()
+        if self._give_up_unpacking is not None:
+            self._give_up_unpacking()
         super().cancelled()
 
     def _deliver(self) -> None:
         """Hand over what waits, unless that is going on further up the stack."""
-        if self._is_delivering:
+        if self._is_delivering or self._give_up_unpacking is not None:
             return
         self._is_delivering = True
         try:
             while self._waiting and not self.is_paused and self.connection is not None:
-                message = self._waiting.popleft()
+                message = self._waiting[0]
+                if type(message) is PackedMessage:
+                    self._unpack(message)
+                    break
+                self._waiting.popleft()
                 self.connection.http2.keep(self.stream_id, -len(message) - _MESSAGE_COST_BYTES)
                 self._call_on_message(message)
         finally:
             self._is_delivering = False
         if self._has_ended and not self._waiting and not self.is_paused:
             self._tell_half_close()
+
+    def _unpack(self, message: PackedMessage) -> None:
+        """Decompress the message whose turn it is, apart from the loop; then go on."""
+        is_done = False
+
+        def go_on(unpacked: Message | None, error: Exception | None) -> None:
+            nonlocal is_done
+            is_done = True
+            self._give_up_unpacking = None
+            connection = self.connection
+            if connection is None:
+                return
+            try:
+                if unpacked is None:
+                    raise error or Cancelled()
+                self._waiting[0] = unpacked
+                connection.http2.keep(self.stream_id, len(unpacked) - len(message))
+            except Exception as problem:  # noqa: BLE001  # the edge of a call: fail logs it
+                self._break(problem)
+                return
+            self._deliver()
+
+        assert self.connection is not None, "a call that is over has no messages"
+        give_up = self.connection.unpack(message, go_on)
+        if not is_done:
+            self._give_up_unpacking = give_up
 
     def _tell_half_close(self) -> None:
         if not self.has_half_closed and self.connection is not None:

@@ -20,10 +20,12 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 from hloserve.core.clock import Clock
 from hloserve.core.logging import log_event
+from hloserve.core.tickets import Call, Ticket
+from hloserve.models.task_threads import TaskThreads
 from hloserve.server.grpc_call import Handler, Rpc
 from hloserve.server.grpc_connection import Connection
 from hloserve.server.grpc_stream import StreamHandler
@@ -40,6 +42,11 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 256 * 1024
 _SWEEP_PERIOD_S = 1.0
 _GOODBYE_S = 1.0
+# A compressed message may grow a thousandfold, to seconds of work.
+_UNPACK_THREADS = 2
+_MOST_PACKED = 256
+
+T = TypeVar("T")
 
 
 class GrpcServer:
@@ -83,6 +90,7 @@ class GrpcServer:
         self._is_draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.listener: Listener | None = None
+        self._threads: TaskThreads | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -105,6 +113,12 @@ class GrpcServer:
         loop = self._loop = asyncio.get_running_loop()
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
+        self._threads = TaskThreads(
+            _UNPACK_THREADS,
+            loop.call_soon_threadsafe,
+            name="compressed message",
+            max_waiting=_MOST_PACKED,
+        )
         self.listener = await Listener.open(
             lambda: Connection(self),
             (host, port),
@@ -163,6 +177,25 @@ class GrpcServer:
             except Exception as error:  # noqa: BLE001  # not the fault of the peer that was read
                 log_event(log, "after_read_failed", level=logging.ERROR, error=error)
 
+    def run_apart(
+        self, function: Callable[[], T], then: Callable[[T | None, Exception | None], None]
+    ) -> Callable[[], None]:
+        """Run what takes long on another thread; returns what gives it up.
+
+        Args:
+            function: pure; whatever it uses must not change meanwhile.
+            then: called with its result or what it raised, on the loop.
+        """
+        call: Call[T] = Call(self._wait_for(function), then)
+        call.step()
+        return call.cancel
+
+    async def _wait_for(self, function: Callable[[], T]) -> T:
+        if self._threads is None:  # not started: driven by a test, or by who has no loop
+            return function()
+        ticket: Ticket[T] = self._threads.run(function)
+        return await ticket
+
     def flush(self) -> None:
         """Write the answers that were made since the last flush."""
         dirty, self._dirty = self._dirty, []
@@ -189,6 +222,8 @@ class GrpcServer:
         """Close the listener and every connection; calls under way are cancelled. Idempotent."""
         if self.listener is not None:
             self.listener.close()
+        if self._threads is not None:
+            self._threads.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in tuple(self._connections):

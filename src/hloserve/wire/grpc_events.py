@@ -18,6 +18,7 @@ __all__ = [
     "RpcCancelled",
     "RpcEnded",
     "RpcHalfClosed",
+    "RpcPacked",
     "RpcReceived",
     "ServerEvent",
 ]
@@ -105,6 +106,15 @@ class RpcReceived(Generic[M]):
         return not self.is_delivered
 
 
+class RpcPacked(Generic[M]):
+    """A unary call has come whole, and its message is a `PackedMessage`: who unpacks it goes on."""
+
+    __slots__ = ("rpc",)
+
+    def __init__(self, rpc: RpcReceived[M]) -> None:
+        self.rpc = rpc
+
+
 class RpcCancelled(Generic[M]):
     """The caller has gone: it reset the stream. Only for calls that were delivered, and once."""
 
@@ -178,5 +188,7 @@ class GoAway:
         self.text = text
 
 
-ServerEvent: TypeAlias = RpcReceived[M] | RpcCancelled[M] | MessageReceived | RpcHalfClosed
+ServerEvent: TypeAlias = (
+    RpcReceived[M] | RpcPacked[M] | RpcCancelled[M] | MessageReceived | RpcHalfClosed
+)
 ClientEvent: TypeAlias = RpcEnded | MessageReceived | GoAway

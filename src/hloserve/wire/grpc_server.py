@@ -5,7 +5,8 @@ What lives here: calls in, replies out, and the refusals that need no handler. W
 belongs to one thread at a time.
 
 Rules, besides those of `hloserve.wire.http2`.
-1. A unary call is reported once, whole. What is wrong with it before that is answered here.
+1. A unary call is reported once, whole, but perhaps compressed (`RpcPacked`). What is wrong with it
+   before that is answered here.
 2. A call that was reported is answered or reported as cancelled, never both.
 
 Source: gRPC over HTTP2.
@@ -20,10 +21,11 @@ from hloserve.wire.grpc_events import (
     RequestParts,
     RpcCancelled,
     RpcHalfClosed,
+    RpcPacked,
     RpcReceived,
     ServerEvent,
 )
-from hloserve.wire.grpc_framing import MessageReader, read_whole
+from hloserve.wire.grpc_framing import MessageReader, PackedMessage, read_whole
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_preface import Preface
 from hloserve.wire.grpc_replies import GrpcReplies
@@ -177,7 +179,8 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         rpc.is_delivered = False
         rpc.parts = None
         if has_gzip or is_streaming:
-            reader = MessageReader(self.limits.max_recv_msg_bytes, has_gzip=has_gzip)
+            limit = self.limits.max_recv_msg_bytes
+            reader = MessageReader(limit, has_gzip=has_gzip, keeps_packed=True)
             rpc.parts = RequestParts(reader, is_streaming=is_streaming)
             if is_streaming:
                 rpc.is_delivered = True
@@ -222,7 +225,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         else:
             self._hold(parts, 0)
             rpc.is_delivered = True
-            found.append(rpc)
+            found.append(RpcPacked(rpc) if type(rpc.message) is PackedMessage else rpc)
 
     def _take_other(self, event: Event, found: list[ServerEvent[M]]) -> int:
         """Events that carry no request; returns what they cost."""
