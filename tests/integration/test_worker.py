@@ -163,7 +163,7 @@ def test_drain_answers_what_is_in_flight_and_refuses_what_comes(tmp_path: Path) 
     for caller in callers:
         caller.start()
     backend.gate.wait_for_arrivals(before + 1)
-    while worker.on_loop(lambda: worker.worker.requests_in_flight) < 3:
+    while worker.on_loop(lambda: worker.worker.inference.in_flight) < 3:
         pass
     worker.stop()
     while worker.on_loop(lambda: worker.worker.is_ready):

@@ -18,7 +18,7 @@ repositories = st.dictionaries(
 
 
 def _found(name: str, state: tuple[int, int]) -> Found:
-    return Found(Path(name), Fingerprint((0, state[0]), (("a", 0, state[1], 0),)))
+    return Found(Path(name), Fingerprint((0, state[0]), (("a", 0, state[1], 0, 0),)))
 
 
 @given(served=repositories, there=repositories, broken=st.sets(st.sampled_from(NAMES)))
@@ -30,7 +30,7 @@ def test_a_round_leads_to_what_is_there(
     seen = {name: _found(name, state) for name, state in there.items()}
     sightings = observe({}, seen, applied, now_ns=0)
 
-    changes = decide(applied, sightings, set(sightings))
+    changes = decide(applied, sightings, set(sightings), set(sightings))
 
     after = {n: served[n] for n in served if n not in changes.remove}
     after |= {new: served[old] for new, old in changes.adopt.items()}
@@ -56,7 +56,8 @@ def test_what_has_not_settled_is_left_alone(
     seen = {name: _found(name, state) for name, state in there.items()}
     sightings = observe({}, seen, applied, now_ns=0)
 
-    changes = decide(applied, sightings, set(sightings) - waiting)
+    settled = set(sightings) - waiting
+    changes = decide(applied, sightings, settled, settled)
 
     touched = {*changes.adopt, *changes.adopt.values(), *changes.load, *changes.remove}
     assert not touched & waiting

@@ -22,6 +22,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model_control_mode": st.sampled_from(["dynamic", "static", "explicit"]),
     "startup_models": st.lists(NAMES, max_size=3),
     "model_poll_seconds": st.floats(0.001, 86400),
+    "model_removal_seconds": st.floats(0, 86400),
+    "hooks.load_timeout_seconds": st.floats(0.001, 86400),
     "model_settle_seconds": st.floats(0, 86400),
     "strict_startup": st.booleans(),
     "drain_timeout_s": st.floats(0, 86400),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Look, look_at
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.loading import BundleLoader
-from hloserve.server.repository import Repository, RepositoryEvents, RepositorySettings
+from hloserve.server.repository import SLOW_S, Repository
+from hloserve.server.repository_events import RepositoryEvents, RepositorySettings
 
 QUIET_S = 1.0
 
@@ -29,6 +31,15 @@ class Heard(RepositoryEvents):
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.loading: list[str] = []
+
+    @override
+    def model_loading(self, name: str) -> None:
+        self.loading.append(name)
+
+    @override
+    def model_slow(self, name: str, seconds: float) -> None:
+        self.events.append(f"slow {name} {seconds:g}")
 
     @override
     def model_loaded(self, model: Model, seconds: float, *, is_reload: bool) -> None:
@@ -68,19 +79,26 @@ class RepositoryUnderTest:
         self.scheduler = Scheduler(self.clock, Fifo(), 1024)
         self.heard = Heard()
         self.pauses: list[tuple[float, Callable[..., object], tuple[Any, ...]]] = []
+        self.slow_pauses: list[Callable[[], object]] = []
         self.repository = Repository(
             self.registry,
             self.scheduler,
             self.clock,
             threads=TaskThreads(2, self.loop.post, name="load"),
             post=self.loop.post,
-            later=lambda delay, callback, *args: self.pauses.append((delay, callback, args)),
+            later=self._pause,
             events=self.heard,
             settings=settings,
         )
         self.loader = BundleLoader(
             backend, load(None, {}, {"model_dirs": [str(root)]}).config, NoProgress()
         )
+
+    def _pause(self, delay: float, callback: Callable[..., object], *arguments: Any) -> None:
+        if delay == SLOW_S:
+            self.slow_pauses.append(partial(callback, *arguments))
+        else:
+            self.pauses.append((delay, callback, arguments))
 
     def begin(self) -> list[str]:
         """Load what is there; what was told."""
@@ -124,7 +142,13 @@ def repository_under_test(
     root: Path, backend: FakeBackend | None = None, **settings: Any
 ) -> Iterator[RepositoryUnderTest]:
     """Such a repository, closed and emptied at the end."""
-    defaults = {"quiet_s": QUIET_S, "is_watched": True, "makes_room": False}
+    defaults = {
+        "quiet_s": QUIET_S,
+        "gone_s": QUIET_S,
+        "is_watched": True,
+        "is_followed": True,
+        "makes_room": False,
+    }
     made = RepositoryUnderTest(
         root, backend or FakeBackend(), RepositorySettings(**{**defaults, **settings})
     )

@@ -20,8 +20,9 @@ from hloserve.server.inference import InferenceService
 from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import RequestMetrics
 from hloserve.server.operations import build_operations
-from hloserve.server.repository import Repository, RepositorySettings
+from hloserve.server.repository import Repository
 from hloserve.server.repository_control import RepositoryControl
+from hloserve.server.repository_events import RepositorySettings
 from hloserve.server.shared_memory import SharedMemory
 
 
@@ -46,7 +47,9 @@ class Services:
             post=self.engine.loop.post,
             later=lambda delay, callback, *arguments: None,
             events=self.events,
-            settings=RepositorySettings(quiet_s=0, is_watched=False, makes_room=False),
+            settings=RepositorySettings(
+                quiet_s=0, gone_s=0, is_watched=False, is_followed=False, makes_room=False
+            ),
         )
         flags = {"model_dirs": [str(directory)], "model_control_mode": mode}
         self.config = load(None, {}, flags).config

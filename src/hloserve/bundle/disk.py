@@ -37,11 +37,17 @@ class Disk:
     def __init__(self, announce: Callable[[str], object] = _unheard) -> None:
         self.announce = announce
 
-    def make_directory(self, path: Path) -> None:
-        """Make a directory and its parents, where they are missing."""
+    def make_directory(self, path: Path, *, parents: bool = True) -> None:
+        """Make a directory where it is missing.
+
+        Args:
+            path: the directory.
+            parents: make those above it as well. Not below a bundle, which may have been removed
+                meanwhile and must not come back as an empty directory.
+        """
         if not path.is_dir():
             self.announce(f"make directory {path.name}")
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=parents, exist_ok=True)
 
     def write_new(self, path: Path, chunks: Chunks, *, like: os.stat_result | None = None) -> None:
         """Write a file that must not exist yet, and wait until the disk has it.

@@ -4,8 +4,8 @@ What lives here: `Fingerprint` and taking one. What does not: what follows from 
 (`hloserve.models.changes`). Any thread.
 
 Rules.
-1. Every file below the bundle counts, by name, size, modification time and inode, except what
-   servers write themselves (`.cache`), Python's caches, and names of unfinished files.
+1. Every file below the bundle counts, by name, size, modification time, inode, mode and owner,
+   except what servers write themselves (`.cache`), Python's caches, and names of unfinished files.
 2. Links are followed: a file that is swapped behind a link is a change.
 3. What cannot be looked at counts as such, so that its mending is a change too.
 """
@@ -28,8 +28,9 @@ MAX_FILES = 10_000
 
 _IGNORED = {CACHE_DIRECTORY, "__pycache__"}
 
-_File: TypeAlias = tuple[str, int, int, int]
-"""Path below the bundle, size, modification time in ns, inode; -1 for what cannot be known."""
+_File: TypeAlias = tuple[str, int, int, int, int]
+"""Path below the bundle, size, modification time in ns, inode, and who may read it (mode and owner
+in one number); -1 for what cannot be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def take_fingerprint(bundle: Path) -> Fingerprint | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        files.append(("", -1, -1, error.errno or -1))
+        files.append(("", -1, -1, error.errno or -1, -1))
     return Fingerprint(identity, tuple(sorted(files)))
 
 
@@ -87,6 +88,7 @@ def _add(
                 _collect(entry.path, path + "/", files, seen)
             return
         found = entry.stat()
-        files.append((path, found.st_size, found.st_mtime_ns, found.st_ino))
+        access = found.st_uid << 16 | found.st_mode
+        files.append((path, found.st_size, found.st_mtime_ns, found.st_ino, access))
     except OSError as error:  # gone meanwhile, a link that leads nowhere, or not ours to read
-        files.append((path, -1, -1, error.errno or -1))
+        files.append((path, -1, -1, error.errno or -1, -1))

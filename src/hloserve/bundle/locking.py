@@ -71,7 +71,7 @@ def bundle_lock(
 
 
 def _take(path: Path, on_wait: Callable[[], object] | None, disk: Disk) -> Lock:
-    disk.make_directory(path.parent)
+    disk.make_directory(path.parent, parents=False)
     disk.announce(f"open {path.name}")
     # Links are not followed: what `.cache` holds may come from whoever made the bundle.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

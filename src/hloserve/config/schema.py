@@ -243,6 +243,10 @@ class HooksConfig(_Section, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     """Number of hook threads; `auto` is the number of CPUs, at least 2 and at most 8."""
 
+    load_timeout_seconds: PositiveSeconds = 60.0
+    """How long `model.py` may run when a bundle is loaded. One that has not ended by then fails its
+    bundle, so that it does not hold up the others."""
+
 
 class LoggingConfig(_Section, frozen=True, kw_only=True):
     """The log on standard error."""
@@ -278,9 +282,13 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """In mode `dynamic`, the longest time between two looks at the repositories. Where the file
     system tells of changes, looks come at once; on network file systems this is all there is."""
 
+    model_removal_seconds: Seconds = 5.0
+    """In mode `dynamic`, how long a bundle must have been gone before its model is unloaded: longer
+    than the pause between the two renames of a redeployment. Meanwhile the model serves."""
+
     model_settle_seconds: Seconds = 0.75
     """In mode `dynamic`, how long the files of a bundle must have been left alone before it is
-    loaded, or unloaded. Raise it where bundles are copied in slowly, with pauses."""
+    loaded. Raise it where bundles are copied in slowly, with pauses."""
 
     strict_startup: bool = False
     """End with an error when any bundle fails to load, instead of serving the others."""

@@ -16,6 +16,7 @@
     ├─ Unauthenticated       UNAUTHENTICATED      (reason, has_token)  no token, or not one of ours
     ├─ PermissionDenied      PERMISSION_DENIED    (scope, name)        the token may not do this
     ├─ ModelNotFound         NOT_FOUND            (model)
+    │   └─ BundleNotFound                         (model)              to be loaded on request
     ├─ NotImplementedYet     UNIMPLEMENTED        (what)
     ├─ NotPossibleNow        FAILED_PRECONDITION  the caller must do something else first
     │   ├─ RegionNotRegistered (region)           register it, and send the request again
@@ -65,6 +66,7 @@ __all__ = [
     "BackendFailed",
     "BadRequest",
     "BodyTooLarge",
+    "BundleNotFound",
     "BundleProblem",
     "Cancelled",
     "Code",
@@ -223,12 +225,18 @@ class ModelNotFound(HloserveError):
 
     code = Code.NOT_FOUND
 
-    def __init__(self, model: str, version: str = "") -> None:
+    def __init__(self, model: str, version: str = "", reason: str = "") -> None:
         self.model, self.version = model, version
         which = f" version {version!r}" if version else ""
-        super().__init__(
-            f"model {model!r}{which} is not served here; the repository index lists the models"
-        )
+        reason = reason or "is not served here; the repository index lists the models"
+        super().__init__(f"model {model!r}{which} {reason}")
+
+
+class BundleNotFound(ModelNotFound):
+    """No model repository of the server has a bundle of that name."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model, reason="cannot be loaded: no repository has a bundle of that name")
 
 
 class NotImplementedYet(HloserveError):

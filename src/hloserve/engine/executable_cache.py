@@ -23,9 +23,11 @@ import os
 import secrets
 import struct
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from hloserve.bundle.disk import DISK, Disk
 from hloserve.bundle.files import read_bounded
@@ -51,8 +53,9 @@ class ExecutableCache:
     """A directory of compiled programs.
 
     Attributes:
-        directory: made when the first entry is written.
-        limit_bytes: most bytes of all entries; the least recently used go first.
+        directory: made when the first entry is written; the one above it must be there.
+        limit_bytes: most bytes of all entries; the least recently used go first, when one is added.
+        told: what was logged already.
         disk: adds and evicts entries.
 
     Threading: any thread, and several processes.
@@ -61,6 +64,7 @@ class ExecutableCache:
     directory: Path
     limit_bytes: int
     disk: Disk = DISK
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def read(self, key: str) -> bytes | None:
         """The payload of an entry; None when there is none that can be trusted."""
@@ -80,15 +84,23 @@ class ExecutableCache:
             os.utime(path)
         return payload
 
+    def has(self, key: str) -> bool:
+        """True when there is an entry, good or not."""
+        return self._path(key).exists()
+
     def write(self, key: str, payload: bytes) -> None:
         """Add an entry, and remove the least recently used ones if they are too many."""
         if len(payload) > min(_MAX_PAYLOAD_BYTES, self.limit_bytes):
+            log_event(
+                log, "program_not_kept", entry=key, payload_bytes=len(payload),
+                limit_bytes=self.limit_bytes, setting="runtime.executable_cache_bytes",
+            )  # fmt: skip
             return
         path = self._path(key)
         temporary = path.with_name(f"{key}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
         head = _HEAD.pack(_MAGIC, len(payload), _digest(key, payload))
         try:
-            self.disk.make_directory(self.directory)
+            self.disk.make_directory(self.directory, parents=False)
             try:
                 self.disk.write_new(temporary, (head, payload))
                 self.disk.rename(temporary, path)
@@ -131,9 +143,13 @@ class ExecutableCache:
                 total -= size
 
     def _tell(self, event: str, error: OSError) -> None:
+        """Log once per load, not per program."""
+        if event in self.told:
+            return
+        self.told.add(event)
         is_expected = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
         log_event(
-            log, event, level=logging.DEBUG if is_expected else logging.WARNING,
+            log, event, level=logging.INFO if is_expected else logging.WARNING,
             directory=str(self.directory), reason=error.strerror or str(error),
             setting="runtime.executable_cache_dir",
         )  # fmt: skip
@@ -145,7 +161,7 @@ class Compiled:
 
     Attributes:
         executable: for the device.
-        key: its entry in the cache; empty without one.
+        key: names what it was compiled from.
         is_restored: it was there, and nothing was compiled.
     """
 
@@ -155,7 +171,11 @@ class Compiled:
 
 
 def compile_cached(
-    backend: Backend, program: Program, model: str, cache: ExecutableCache | None
+    backend: Backend,
+    program: Program,
+    model: str,
+    cache: ExecutableCache | None,
+    known: Mapping[str, Executable] = MappingProxyType({}),
 ) -> Compiled:
     """Restore a compiled program, or compile and keep it.
 
@@ -163,14 +183,18 @@ def compile_cached(
         backend: the device.
         program: of static types.
         model: whose it is, for messages.
-        cache: None compiles always.
+        cache: None keeps nothing.
+        known: what is compiled already, by key; kept in the cache too.
 
     Raises:
         BackendFailed: the compiler refused the program.
     """
-    if cache is None:
-        return Compiled(backend.compile(program, model), "", is_restored=False)
     key = backend.cache_key(program)
+    if key in known:
+        _keep(backend, known[key], key, cache)
+        return Compiled(known[key], key, is_restored=True)
+    if cache is None:
+        return Compiled(backend.compile(program, model), key, is_restored=False)
     payload = cache.read(key)
     if payload is not None:
         try:
@@ -178,10 +202,18 @@ def compile_cached(
         except BackendFailed as error:
             cache.remove(key, error.reason)
     executable = backend.compile(program, model)
+    _keep(backend, executable, key, cache)
+    return Compiled(executable, key, is_restored=False)
+
+
+def _keep(
+    backend: Backend, executable: Executable, key: str, cache: ExecutableCache | None
+) -> None:
+    if cache is None or cache.has(key):
+        return
     serialised = backend.serialise(executable)
     if serialised is not None:
         cache.write(key, serialised)
-    return Compiled(executable, key, is_restored=False)
 
 
 def _digest(key: str, payload: bytes) -> bytes:

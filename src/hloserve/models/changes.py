@@ -6,7 +6,8 @@ What does not: looking (`hloserve.models.repository_look`) and doing it
 
 Rules.
 1. A difference counts once it was seen in two looks in a row and has not changed for a while: who
-   copies a bundle, or redeploys one by two renames, is given the time to finish.
+   copies a bundle is given the time to finish. A bundle that is gone is given more of it, because
+   who redeploys it by two renames may be slow, and its name serves meanwhile.
 2. A bundle that shows up under a name while another name lost exactly that directory was renamed:
    its model is adopted, whatever is compiled stays compiled. All renames of a round are one step,
    so chains and swaps need no order.
@@ -99,7 +100,7 @@ def observe(
 
 
 def settled(sightings: Mapping[str, Sighting], now_ns: int, quiet_ns: int) -> set[str]:
-    """The names whose difference may be acted on: seen twice, and unchanged for `quiet_ns`."""
+    """The names whose difference was seen twice, and has not changed for `quiet_ns`."""
     return {
         name
         for name, sighting in sightings.items()
@@ -111,13 +112,15 @@ def decide(
     applied: Mapping[str, Applied],
     sightings: Mapping[str, Sighting],
     ready: set[str],
+    removable: set[str],
 ) -> Changes:
     """Decide what to do about the differences that have settled.
 
     Args:
         applied: what is served, or failed to load.
         sightings: all differences, settled or not.
-        ready: the names that have settled.
+        ready: the names whose difference has settled.
+        removable: those whose bundle, if it is gone, has been gone for long enough.
     """
     owners = _leaving_owners(applied, sightings)
     adopt: dict[str, str] = {}
@@ -132,7 +135,7 @@ def decide(
         elif owner in ready:
             adopt[name] = owner
         # else the owner's own change has not settled: wait for it, or it would be loaded twice
-    gone = tuple(name for name in sorted(ready) if sightings[name].found is None)
+    gone = tuple(name for name in sorted(removable) if sightings[name].found is None)
     return Changes(adopt, load, gone)
 
 

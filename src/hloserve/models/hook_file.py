@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,8 +65,14 @@ class Hooks:
         _forget(self.module)
 
 
-def load_hooks(bundle: Path, name: str) -> Hooks | None:
+def load_hooks(bundle: Path, name: str, timeout_s: float | None = None) -> Hooks | None:
     """Run the hook file of a regular bundle.
+
+    Args:
+        bundle: its directory.
+        name: the model's.
+        timeout_s: how long it may run; None for as long as it likes. The thread of one that does
+            not end is left to itself, since nothing can end it.
 
     Returns:
         None when the bundle has no hook file.
@@ -75,7 +82,10 @@ def load_hooks(bundle: Path, name: str) -> Hooks | None:
     """
     if not _has_hook_file(bundle):
         return None
-    module, registered = _run_hook_file(bundle, name)
+    if timeout_s is None:
+        module, registered = _run_hook_file(bundle, name)
+    else:
+        module, registered = _run_within(timeout_s, bundle, name)
     if len(registered.models) == 1 and not registered.metas:
         (only,) = registered.models
         return Hooks(only.preprocess, only.postprocess, module, bundle)
@@ -174,6 +184,30 @@ def _run_hook_file(bundle: Path, name: str) -> tuple[str, Registrations]:
             name, f"{place}: the hook file failed: {type(error).__name__}: {error}{hint}"
         ) from error
     return module, registered
+
+
+def _run_within(timeout_s: float, bundle: Path, name: str) -> tuple[str, Registrations]:
+    outcome: list[tuple[str, Registrations] | HookProblem] = []
+
+    def run() -> None:
+        try:
+            outcome.append(_run_hook_file(bundle, name))
+        except HookProblem as problem:
+            outcome.append(problem)
+
+    thread = threading.Thread(target=run, name=f"model-py-{name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not outcome:
+        raise HookProblem(
+            name,
+            f"{HOOK_FILE} has not ended after {timeout_s:g} s (hooks.load_timeout_seconds): it must"
+            " register its hooks and return; leave waiting and endless loops to the hooks",
+        )
+    (result,) = outcome
+    if isinstance(result, HookProblem):
+        raise result
+    return result
 
 
 def _execute(path: Path, module: str) -> None:

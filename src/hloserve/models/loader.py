@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,6 +57,8 @@ class LoadOptions:
         is_largest_only: of these, compile only the largest of each variant.
         cache: where compiled programs are kept; None keeps none.
         probe: reads programs before this process does; None trusts the files that far.
+        known: programs that are compiled already, by key.
+        hook_timeout_s: how long the hook file may run; None for as long as it likes.
     """
 
     max_batch_size: int | None = None
@@ -64,6 +66,8 @@ class LoadOptions:
     is_largest_only: bool = False
     cache: ExecutableCache | None = None
     probe: ProgramProbe | None = None
+    known: Mapping[str, Executable] = field(default_factory=dict)
+    hook_timeout_s: float | None = None
 
 
 def load_model(
@@ -120,7 +124,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         for warning in warnings:
             hears.bundle_warning(manifest.name, warning)
         hears.programs_found(manifest.name, len(planned))
-        compiled = _compile(manifest.name, planned, backend, options.cache, hears)
+        compiled = _compile(manifest.name, planned, backend, options, hears)
         arena = _arena_for(weights)
         buffers = backend.to_device(load_weights(weights, arena))
         held.callback(backend.free, buffers)
@@ -136,8 +140,12 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         weights.close()
         held.pop_all()  # the model owns them now
     model = _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
-    restored = sum(made.is_restored for made in compiled.values())
-    return replace(model, restored_programs=restored, labels=labels)
+    return replace(
+        model,
+        restored_programs=sum(made.is_restored for made in compiled.values()),
+        compiled={made.key: made.executable for made in compiled.values()},
+        labels=labels,
+    )
 
 
 def _arena_for(weights: WeightsFile) -> HostArena:
@@ -196,7 +204,7 @@ def _read_parts(
         planned = _largest(planned)
     if findings:
         problems.append(ProgramProblem(bundle, findings))
-    hooks = _attempt(lambda: load_hooks(bundle, manifest.name), problems)
+    hooks = _attempt(lambda: load_hooks(bundle, manifest.name, options.hook_timeout_s), problems)
     if hooks is not None:
         held.callback(hooks.close)
     labels = _attempt(lambda: load_labels(bundle, manifest), problems) or {}
@@ -240,7 +248,7 @@ def _compile(
     name: str,
     planned: Sequence[PlannedProgram],
     backend: Backend,
-    cache: ExecutableCache | None,
+    options: LoadOptions,
     hears: Progress,
 ) -> dict[tuple[VariantKey, int], Compiled]:
     """Compile every program, or restore it; all failures at once."""
@@ -249,7 +257,7 @@ def _compile(
     for plan in planned:
         started = time.monotonic()
         try:
-            made = compile_cached(backend, plan.program, name, cache)
+            made = compile_cached(backend, plan.program, name, options.cache, options.known)
         except BackendFailed as error:
             findings.append(f"{plan.name}: XLA cannot compile it: {error.reason}")
             cause = error

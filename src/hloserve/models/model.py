@@ -5,7 +5,7 @@ What lives here: `Model` and the two steps around an execution. What does not: t
 the loop thread reads it, hook threads call `preprocess` and `postprocess`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hloserve.bundle.manifest import Manifest
 from hloserve.core.requests import ModelMetadata, TensorMetadata
 from hloserve.core.tensors import Array, Tensors, TensorSpec
 from hloserve.engine.arena import HostArena
-from hloserve.engine.backend import Backend
+from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel
 from hloserve.models.hook_file import Hooks
 from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
@@ -74,7 +74,8 @@ class Model:
         arena: host memory of the weights; on CPU the device's buffers lie in it.
         warnings: what was ignored at load, one sentence each.
         labels: names of classes, by output.
-        restored_programs: how many came from the executable cache.
+        restored_programs: how many were not compiled, but came from the cache or an older model.
+        compiled: its programs by the key of `Backend.cache_key`.
         uses: the requests that are being served with it.
         input_names: of the executable inputs, in program order.
         output_names: of the executable outputs, in program order.
@@ -94,6 +95,7 @@ class Model:
     warnings: tuple[str, ...] = ()
     labels: Labels = field(default_factory=dict, repr=False)
     restored_programs: int = 0
+    compiled: Mapping[str, Executable] = field(default_factory=dict, repr=False)
     uses: Uses = field(default_factory=Uses, repr=False)
     input_names: tuple[str, ...] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)

@@ -119,7 +119,7 @@ class Registry:
             raise ModelNotFound(name)
         if entry.model is None:
             if entry.state is ModelState.UNLOADED:
-                raise ModelNotFound(name)
+                raise ModelNotFound(name, reason=f"is {entry.reason}; load it first")
             raise ModelNotReady(name, entry.reason)
         return entry.model
 

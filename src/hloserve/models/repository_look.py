@@ -3,8 +3,11 @@
 What lives here: `Found`, `Look` and taking one. What does not: what follows from a difference
 between two looks (`hloserve.models.changes`). Any thread.
 
-Rule: a repository that cannot be read says nothing about its models. Those that were seen in it
-before are taken as they were then, so that an unmounted disk does not look like a removal.
+Rules.
+1. A repository that cannot be read says nothing about its models. Those that were seen in it before
+   are taken as they were then, so that an unmounted disk does not look like a removal: neither a
+   missing directory nor an empty one on another file system does.
+2. Only what is not there is gone. A bundle that cannot be looked at is there.
 """
 
 import os
@@ -41,10 +44,12 @@ class Look:
     Attributes:
         bundles: by served name.
         unreadable: why a repository could not be read, by its path.
+        devices: the file system that each repository was on when it was last read.
     """
 
     bundles: Mapping[str, Found] = field(default_factory=dict)
     unreadable: Mapping[Path, str] = field(default_factory=dict)
+    devices: Mapping[Path, int] = field(default_factory=dict)
 
 
 def look_at(roots: Sequence[Path], include: Sequence[str] = (), before: Look | None = None) -> Look:
@@ -58,13 +63,19 @@ def look_at(roots: Sequence[Path], include: Sequence[str] = (), before: Look | N
     places: dict[str, list[Path]] = {}
     held: dict[str, Found] = {}
     unreadable: dict[Path, str] = {}
+    devices = dict(before.devices) if before is not None else {}
     for root in roots:
         try:
-            names = os.listdir(root)
+            names, device = os.listdir(root), os.stat(root).st_dev
         except OSError as error:
             unreadable[root] = error.strerror or str(error)
             held |= _seen_in(root, before)
             continue
+        if not names and devices.get(root, device) != device:
+            unreadable[root] = "it is empty, and on another file system than before: unmounted?"
+            held |= _seen_in(root, before)
+            continue
+        devices[root] = device
         for name in names:
             if is_bundle_name(name) and (not include or name in include):
                 places.setdefault(name, []).append(root / name)
@@ -73,7 +84,17 @@ def look_at(roots: Sequence[Path], include: Sequence[str] = (), before: Look | N
         for name in places
         if (found := _find(name, places[name], before)) is not None
     }
-    return Look({**held, **bundles}, unreadable)
+    return Look({**held, **bundles}, unreadable, devices)
+
+
+def _has_manifest(path: Path) -> bool:
+    try:
+        os.lstat(path / MANIFEST_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return path.is_dir()  # it must not be looked into, so nobody can say that it is no bundle
+    return True
 
 
 def _sendable(name: str) -> str:
@@ -87,7 +108,7 @@ def _seen_in(root: Path, before: Look | None) -> dict[str, Found]:
 
 
 def _find(name: str, places: Sequence[Path], before: Look | None) -> Found | None:
-    paths = [path for path in places if os.path.lexists(path / MANIFEST_FILE)]
+    paths = [path for path in places if _has_manifest(path)]
     if not paths:
         return None
     path = paths[0]

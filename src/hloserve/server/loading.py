@@ -7,6 +7,8 @@ served. What does not: reading and compiling (`hloserve.models.loader`), what a 
 
 import logging
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hloserve.bundle.migration import migrate_bundle
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
-from hloserve.engine.backend import Backend
+from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.executable_cache import ExecutableCache
 from hloserve.engine.program_probe import ProgramProbe
 from hloserve.models.loader import LoadOptions, load_model
@@ -68,6 +70,9 @@ class BundleLoader:
     ) -> None:
         self.backend = backend
         self._config = config
+        if config.runtime.executable_cache_dir:
+            with suppress(OSError):  # told of when something is to be kept there
+                Path(config.runtime.executable_cache_dir).mkdir(parents=True, exist_ok=True)
         self._progress = progress
         self._probe = probe
 
@@ -81,8 +86,12 @@ class BundleLoader:
         if self._probe is not None:
             self._probe.close()
 
-    def __call__(self, found: Found) -> Loaded:
+    def __call__(self, found: Found, known: Mapping[str, Executable] | None = None) -> Loaded:
         """Load the bundle that was found.
+
+        Args:
+            found: where it is.
+            known: programs that are compiled already, by key: those of the model before it.
 
         Raises:
             BundleProblem: it is wrong, or may not have its name.
@@ -101,7 +110,7 @@ class BundleLoader:
             model = load_model(
                 bundle,
                 self.backend,
-                self._options(bundle),
+                self._options(bundle, known or {}),
                 progress=self._progress,
             )
         except HloserveError as error:
@@ -132,7 +141,7 @@ class BundleLoader:
             seconds = round(result.seconds, 3)
             log_event(log, "weights_migrated", model=bundle.name, mode=mode, seconds=seconds)
 
-    def _options(self, bundle: Path) -> LoadOptions:
+    def _options(self, bundle: Path, known: Mapping[str, Executable]) -> LoadOptions:
         runtime = self._config.runtime
         cache = None
         if runtime.executable_cache:
@@ -146,4 +155,6 @@ class BundleLoader:
             is_largest_only=runtime.batch_sizes == "largest",
             cache=cache,
             probe=self._probe,
+            known=known,
+            hook_timeout_s=self._config.hooks.load_timeout_seconds,
         )

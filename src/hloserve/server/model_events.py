@@ -12,7 +12,7 @@ from typing_extensions import override
 from hloserve.core.logging import log_event
 from hloserve.models.model import Model
 from hloserve.server.metrics import RequestMetrics
-from hloserve.server.repository import RepositoryEvents
+from hloserve.server.repository_events import RepositoryEvents
 
 __all__ = ["ModelEvents"]
 
@@ -36,6 +36,18 @@ class ModelEvents(RepositoryEvents):
         self.counts = {"load": 0, "reload": 0, "fail": 0, "rename": 0, "remove": 0}
         self._metrics = metrics
         self._on_startup_done = on_startup_done
+
+    @override
+    def model_loading(self, name: str) -> None:
+        # The last line of the log, if its hook file ends the process.
+        log_event(log, "model_loading", model=name)
+
+    @override
+    def model_slow(self, name: str, seconds: float) -> None:
+        log_event(
+            log, "model_slow_to_load", level=logging.WARNING, model=name, seconds=seconds,
+            hint="its programs take long to compile, or its model.py does not end",
+        )  # fmt: skip
 
     @override
     def model_loaded(self, model: Model, seconds: float, *, is_reload: bool) -> None:

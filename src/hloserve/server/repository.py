@@ -13,21 +13,25 @@ Rules.
    after a while.
 """
 
+import errno
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import (
     BackendFailed,
+    BundleNotFound,
     DeviceMemoryFull,
     HloserveError,
     ModelNotFound,
     NotPossibleNow,
     ShuttingDown,
 )
+from hloserve.core.requests import ModelState
 from hloserve.core.tickets import Call, Ticket
+from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
 from hloserve.engine.scheduler import Scheduler
 from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled
@@ -36,59 +40,18 @@ from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
+from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
 
-__all__ = ["Later", "Repository", "RepositoryEvents", "RepositorySettings"]
+__all__ = ["Repository"]
 
 RETRY_S = (5.0, 15.0, 60.0, 300.0)
 """Pauses between tries of a bundle for which there was no memory; the last one repeats."""
 
 
-class Later(Protocol):
-    """Runs a callable on the loop thread after a while: `loop.call_later`."""
+SLOW_S = 30.0
+"""A load that takes this long is told of, and again after each doubling."""
 
-    def __call__(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object:
-        """Call `callback(*args)` in `delay` seconds."""
-        ...
-
-
-class RepositoryEvents(Protocol):
-    """Hears what became of bundles, on the loop thread; the log, metrics and progress do."""
-
-    def model_loaded(self, model: Model, seconds: float, *, is_reload: bool) -> None:
-        """A model serves from now on; its load took so long."""
-        ...
-
-    def model_failed(self, name: str, error: Exception, *, is_serving: bool) -> None:
-        """A bundle could not be loaded; the model before it may go on."""
-        ...
-
-    def models_renamed(self, owners: Mapping[str, str]) -> None:
-        """Models serve under other names, all since the same instant: new name to old name."""
-        ...
-
-    def model_removed(self, name: str, reason: str) -> None:
-        """Nothing serves under a name any more."""
-        ...
-
-    def startup_done(self, loaded: int, failed: int) -> None:
-        """The start-up set is decided."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RepositorySettings:
-    """How a repository behaves.
-
-    Attributes:
-        quiet_s: how long a change must have been left alone before it counts.
-        is_watched: looks go on after the start, so that every change is found by one.
-        makes_room: a reload for which there is no memory beside the old model takes the old one's,
-            at the price that the name does not serve meanwhile.
-    """
-
-    quiet_s: float
-    is_watched: bool
-    makes_room: bool
+_PASSING = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOSPC}
 
 
 @dataclass(slots=True)
@@ -96,6 +59,7 @@ class _Load:
     found: Found
     waiters: list[Ticket[None]] = field(default_factory=list)
     has_made_room: bool = False
+    is_unwanted: bool = False
 
 
 class Repository:
@@ -130,6 +94,9 @@ class Repository:
         self._events = events
         self._settings = settings
         self._quiet_ns = round(settings.quiet_s * 1e9)
+        self._gone_ns = round(max(settings.gone_s, settings.quiet_s) * 1e9)
+        self.look_soon: Callable[[], object] = lambda: None
+        """Called when what was not looked at during a load may have changed; set by the owner."""
         self._loader: BundleLoader | None = None
         self._applied: dict[str, Applied] = {}
         self._sightings: dict[str, Sighting] = {}
@@ -171,15 +138,38 @@ class Repository:
         """
         if self._is_closed or self._loader is None:
             return None
+        if not self._settings.is_followed:
+            self._list(look)
+            return None
         now_ns = self._clock.now_ns()
         self._sightings = observe(self._sightings, look.bundles, self._applied, now_ns)
         ready = settled(self._sightings, now_ns, self._quiet_ns) - self._loads.keys()
-        self._apply(decide(self._applied, self._sightings, ready))
-        waiting = self._sightings.keys() - self._loads.keys()
+        removable = settled(self._sightings, now_ns, self._gone_ns) - self._loads.keys()
+        self._apply(decide(self._applied, self._sightings, ready, removable))
         if any(sighting.looks == 1 and sighting.found for sighting in self._sightings.values()):
             self._threads.run(self._loader.prepare)
-        ages_ns = [now_ns - self._sightings[name].since_ns for name in waiting]
-        return max(0, self._quiet_ns - max(ages_ns)) * 1e-9 if ages_ns else None
+        return self._wait_s(now_ns)
+
+    def _wait_s(self, now_ns: int) -> float | None:
+        """Seconds until the next difference settles; None when nothing waits for a look."""
+        waits_ns = []
+        for name in self._sightings.keys() - self._loads.keys():
+            sighting = self._sightings[name]
+            age_ns = now_ns - sighting.since_ns
+            until_ns = (
+                self._quiet_ns if sighting.found or age_ns < self._quiet_ns else self._gone_ns
+            )
+            waits_ns.append(max(0, until_ns - age_ns))
+        return min(waits_ns) * 1e-9 if waits_ns else None
+
+    def _list(self, look: Look) -> None:
+        """Keep the index equal to the repositories, where nothing is loaded for being there."""
+        for entry in self._registry.index():
+            if entry.state is ModelState.UNLOADED and entry.name not in look.bundles:
+                self._registry.remove(entry.name)
+        for name in look.bundles:
+            if not self._registry.knows(name):
+                self._registry.set_unloaded(name, "not loaded")
 
     def load(self, name: str, found: Found | None) -> Ticket[None]:
         """Load, or load again, because somebody asked for it.
@@ -199,7 +189,7 @@ class Repository:
         if self._is_closed or self._loader is None:
             raise ShuttingDown
         if found is None:
-            raise ModelNotFound(name)
+            raise BundleNotFound(name)
         ticket: Ticket[None] = Ticket()
         applied = self._applied.get(name)
         if name not in self._loads and applied == Applied(found, True):
@@ -214,12 +204,11 @@ class Repository:
 
         Raises:
             ModelNotFound: nothing of that name is known.
-            NotPossibleNow: it is being loaded.
         """
-        if name in self._loads:
-            raise NotPossibleNow(f"model {name!r} is being loaded; unload it when that has ended")
         if not self._registry.knows(name):
             raise ModelNotFound(name)
+        if name in self._loads:
+            self._loads[name].is_unwanted = True  # it is unloaded when the load has ended
         self._applied.pop(name, None)
         was_serving = self._registry.is_serving(name)
         self._retire(self._registry.set_unloaded(name, "unloaded"))
@@ -255,9 +244,16 @@ class Repository:
         """Load a bundle beside what serves; a load of the name that runs already will do."""
         if name in self._loads or self._loader is None:
             return
-        self._loads[name] = _Load(found)
+        self._loads[name] = load = _Load(found)
         self._registry.set_loading(name)
-        self._run(self._load(name, self._loads[name]))
+        self._events.model_loading(name)
+        self._later(SLOW_S, self._tell_slow, name, load, SLOW_S)
+        self._run(self._load(name, load))
+
+    def _tell_slow(self, name: str, load: _Load, seconds: float) -> None:
+        if self._loads.get(name) is load and not self._is_closed:
+            self._events.model_slow(name, seconds)
+            self._later(seconds, self._tell_slow, name, load, 2 * seconds)
 
     def _run(self, coroutine: Coroutine[Ticket[Any], None, None]) -> None:
         Call(coroutine, _raise).step()
@@ -266,7 +262,7 @@ class Repository:
         assert self._loader is not None, "loads begin after the device is there"
         error: Exception | None = None
         try:
-            loaded = await self._threads.run(self._loader, load.found)
+            loaded = await self._threads.run(self._loader, load.found, self._executables_of(name))
         except Exception as raised:  # noqa: BLE001  # the edge of a load: told
             error = raised
         else:
@@ -278,11 +274,18 @@ class Repository:
             self._tries.pop(name, None)
         else:
             self._note_failure(name, load.found, error)
+        if load.is_unwanted and self._registry.knows(name):
+            self.unload(name)
         for ticket in load.waiters:
             _settle(ticket, name, error)
+        self.look_soon()
         if not self._loads and not self._is_closed:
             self._threads.run(self._loader.rest)
         self._decide_startup(name)
+
+    def _executables_of(self, name: str) -> Mapping[str, Executable]:
+        """What the model that serves has compiled, by key: a new one may have the same programs."""
+        return self._registry.get(name).compiled if self._registry.is_serving(name) else {}
 
     def _serve(self, name: str, loaded: Loaded) -> None:
         model = loaded.model
@@ -310,7 +313,7 @@ class Repository:
             error = BackendFailed("load", name, f"{type(error).__name__}: {error}")
         self._registry.set_failed(name, _reason_of(error))
         self._events.model_failed(name, error, is_serving=self._registry.is_serving(name))
-        if error.retryable:
+        if error.retryable or _may_pass(error):
             tries = self._tries.get(name, 0)
             self._tries[name] = tries + 1
             self._later(RETRY_S[min(tries, len(RETRY_S) - 1)], self._retry, name, found)
@@ -360,6 +363,15 @@ class Repository:
         self._undecided = None
         loaded = sum(self._registry.is_serving(each) for each in started)
         self._events.startup_done(loaded, len(started) - loaded)
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """True for a fault of the machine that no change of the bundle mends: its retry may succeed."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _reason_of(error: HloserveError) -> str:

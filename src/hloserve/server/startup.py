@@ -8,7 +8,7 @@ Rule: only a missing device or repository ends the start. What is wrong with a b
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -19,9 +19,16 @@ from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.program_probe import ProgramProbe
-from hloserve.models.repository_look import Look, look_at
+from hloserve.models.repository_look import Found, Look, look_at
 
-__all__ = ["BackendFactory", "Startup", "StartupEvents", "open_backend", "repository_roots"]
+__all__ = [
+    "BackendFactory",
+    "Startup",
+    "StartupEvents",
+    "open_backend",
+    "repository_roots",
+    "startup_set",
+]
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +137,7 @@ class Startup:
                 for r, why in look.unreadable.items()
             ]
             raise BundleProblem(", ".join(map(str, roots)), findings)
-        _warn_of_names(look, roots, self._config.models_include)
+        _warn_of_names(look, roots, self._config)
         self._post(self._events.bundles_found, look)
         if look.bundles and self._probe is not None:
             self._probe.start()  # it gets ready while the device does
@@ -143,14 +150,26 @@ def repository_roots(config: WorkerConfig) -> list[Path]:
     return [Path(root).absolute() for root in config.model_dirs]
 
 
-def _warn_of_names(look: Look, roots: Sequence[Path], include: Sequence[str]) -> None:
+def startup_set(config: WorkerConfig, look: Look) -> Mapping[str, Found]:
+    """The bundles to load at start."""
+    names = config.startup_models
+    if config.model_control_mode != "explicit" or "*" in names:
+        return look.bundles
+    return {name: found for name, found in look.bundles.items() if name in names}
+
+
+def _warn_of_names(look: Look, roots: Sequence[Path], config: WorkerConfig) -> None:
     server_log = logging.getLogger("hloserve.server")  # also seen where the start is drawn
-    missing = [name for name in include if name not in look.bundles]
-    if missing:
-        log_event(
-            server_log, "models_missing", level=logging.WARNING, models=missing,
-            setting="models_include",
-        )  # fmt: skip
+    wanted = {"models_include": config.models_include}
+    if config.model_control_mode == "explicit":
+        wanted["startup_models"] = tuple(name for name in config.startup_models if name != "*")
+    for setting, names in wanted.items():
+        missing = [name for name in names if name not in look.bundles]
+        if missing:
+            log_event(
+                server_log, "models_missing", level=logging.WARNING, models=missing,
+                setting=setting,
+            )  # fmt: skip
     if not look.bundles:
         hint = "a bundle is a sub-directory with a manifest.yaml"
         for root in roots:

@@ -150,7 +150,7 @@ class Watcher:
 
     def _look_until_stopped(self) -> None:
         while self._wait():
-            started = time.monotonic()
+            started = time.thread_time()  # and not what others took of the core meanwhile
             try:
                 look = look_at(self._roots, self._include, self._look)
             except Exception as error:  # noqa: BLE001  # a fault of one look is not the end
@@ -161,7 +161,7 @@ class Watcher:
                 self._look = look
                 with suppress(RuntimeError):  # the loop has closed
                     self._post(self._ask, look)
-            took = time.monotonic() - started
+            took = time.thread_time() - started
             self._stop.wait(max(_SHORTEST_PAUSE_S, took / _MOST_SHARE))
 
     def _wait(self) -> bool:
@@ -211,9 +211,13 @@ class Watcher:
             self._stop.wait(1.0)
 
     def _listen(self, notifier: Notifier) -> None:
-        """Listen until a repository is replaced by another directory: a watch does not follow."""
+        """Listen until a repository, or what a link in it leads to, is another directory.
+
+        A watch does not follow such a change.
+        """
         places = {root: _identity(root) for root in self._roots}
         there = [root for root, identity in places.items() if identity is not None]
+        links = _links_in(there)
         is_first = True
         for has_changed in notifier(there, self._stop) if there else ():
             if has_changed or is_first:  # what happened before it listened, it did not tell
@@ -221,6 +225,8 @@ class Watcher:
             is_first = False
             if any(_identity(root) != identity for root, identity in places.items()):
                 return
+            if has_changed and _links_in(there) != links:
+                return  # what they lead to is watched since they were there
 
 
 def _identity(root: Path) -> tuple[int, int] | None:
@@ -229,3 +235,12 @@ def _identity(root: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _links_in(roots: Sequence[Path]) -> set[tuple[str, str]]:
+    """The links among the bundles of repositories, and where they lead."""
+    found = set()
+    for root in roots:
+        with suppress(OSError), os.scandir(root) as entries:
+            found |= {(e.path, os.path.realpath(e.path)) for e in entries if e.is_symlink()}
+    return found

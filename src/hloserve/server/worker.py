@@ -39,7 +39,7 @@ from hloserve.engine.program_probe import ProgramProbe
 from hloserve.engine.scheduler import Scheduler
 from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
-from hloserve.models.repository_look import Found, Look
+from hloserve.models.repository_look import Look
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
@@ -51,11 +51,18 @@ from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
 from hloserve.server.operations import build_operations
 from hloserve.server.progress import build_progress
-from hloserve.server.repository import Repository, RepositorySettings
+from hloserve.server.repository import Repository
 from hloserve.server.repository_control import RepositoryControl
+from hloserve.server.repository_events import RepositorySettings
 from hloserve.server.rest_service import RestInferenceService
 from hloserve.server.shared_memory import SharedMemory
-from hloserve.server.startup import BackendFactory, Startup, open_backend, repository_roots
+from hloserve.server.startup import (
+    BackendFactory,
+    Startup,
+    open_backend,
+    repository_roots,
+    startup_set,
+)
 from hloserve.server.watcher import Watcher
 from hloserve.server.worker_figures import WorkerFigures
 
@@ -177,7 +184,7 @@ class Worker:
         self._scheduler = Scheduler(self._clock, Fifo(), self.config.scheduler.max_queue_depth)
         self._hook_threads = TaskThreads(resolve_hook_threads(config.hooks, cpus=cpus).value, post)
         self.shared_memory = SharedMemory(config.shared_memory, self._clock, self._loop.call_soon)
-        self._inference = InferenceService(
+        self.inference = InferenceService(
             registry=self.registry,
             scheduler=self._scheduler,
             hook_threads=self._hook_threads,
@@ -210,13 +217,15 @@ class Worker:
             events=self.model_events,
             settings=RepositorySettings(
                 quiet_s=config.model_settle_seconds,
-                is_watched=config.model_control_mode == "dynamic",
+                gone_s=config.model_removal_seconds,
+                is_watched=config.model_control_mode != "static",
+                is_followed=config.model_control_mode == "dynamic",
                 makes_room=config.runtime.reload_without_room == "unload_first",
             ),
         )
 
     def _build_listeners(self, loaded: LoadedConfig, pages: Mapping[str, Path]) -> Listeners:
-        clock, inference, catalog = self._clock, self._inference, self._catalog
+        clock, inference, catalog = self._clock, self.inference, self._catalog
         roots = repository_roots(self.config)
         control = RepositoryControl(self.repository, roots, self.config, self._look_threads)
         registry, metrics = self.registry, self.request_metrics
@@ -238,11 +247,6 @@ class Worker:
         """True while requests are served: see `server.catalog`."""
         return self._catalog.is_ready
 
-    @property
-    def requests_in_flight(self) -> int:
-        """Inference requests being handled."""
-        return self._inference.in_flight
-
     def stop_on_signals(self) -> None:
         """Let SIGTERM and SIGINT stop the worker. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -250,7 +254,7 @@ class Worker:
 
     def _signalled(self, number: signal.Signals) -> None:
         if not self._stop.is_set():
-            log_event(log, "draining", signal=number.name, in_flight=self._inference.in_flight)
+            log_event(log, "draining", signal=number.name, in_flight=self.inference.in_flight)
             self.stop()
         elif self._clock.now_ns() - self._stopped_ns > _SAME_SIGNAL_NS:
             log_event(log, "stopped_at_once", level=logging.WARNING, signal=number.name)
@@ -308,7 +312,7 @@ class Worker:
 
     def bundles_found(self, look: Look) -> None:
         """The names are known: whoever asks for one of them is told that it is loading."""
-        at_start = self._startup_set(look)
+        at_start = startup_set(self.config, look)
         for name in look.bundles:
             if name in at_start:
                 self.registry.set_loading(name)
@@ -331,11 +335,11 @@ class Worker:
             soon=soon,
         )
         self._dispatcher.start()
-        bundles = self._startup_set(look)
+        bundles = startup_set(self.config, look)
         self._progress.bundles_found(len(bundles))
         loader = BundleLoader(backend, self.config, self._progress, self._probe)
         self.repository.begin(loader, bundles)
-        if self.config.model_control_mode == "dynamic":
+        if self.config.model_control_mode != "static":
             self._watcher = Watcher(
                 repository_roots(self.config),
                 self.config.models_include,
@@ -343,18 +347,12 @@ class Worker:
                 post=self._loop.call_soon_threadsafe,
                 on_look=self.repository.observed,
             )
+            self.repository.look_soon = self._watcher.look_now
             self._watcher.start(look)
 
     def _dispatch_ended(self, fault: Exception | None) -> None:
-        """End with status 1 when the dispatch thread died: whoever supervises starts another."""
         if fault is not None:
-            self._end(1)
-
-    def _startup_set(self, look: Look) -> Mapping[str, Found]:
-        names = self.config.startup_models
-        if self.config.model_control_mode != "explicit" or "*" in names:
-            return look.bundles
-        return {name: found for name, found in look.bundles.items() if name in names}
+            self._end(1)  # whoever supervises the process starts another
 
     def _startup_done(self, loaded: int, failed: int) -> None:
         """The start-up set is decided."""

@@ -27,6 +27,10 @@ def _touch(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
+def _forbid(path: Path) -> None:
+    path.chmod(0o600)
+
+
 def _swap(path: Path) -> None:
     """Another file of the same size and time."""
     times = path.stat()
@@ -37,9 +41,9 @@ def _swap(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.yaml", "model.v1.b8.mlir", "words/vocab.txt"])
-@pytest.mark.parametrize("change", [_rewrite, _touch, _swap, os.unlink, os.mkfifo])
+@pytest.mark.parametrize("change", [_rewrite, _touch, _swap, _forbid, os.unlink, os.mkfifo])
 def test_every_file_counts(bundle: Path, name: str, change: Callable[[Path], None]) -> None:
-    """Its size, its time, its inode, its disappearance, and a stranger beside it."""
+    """Its size, time, inode and mode, its disappearance, and a stranger beside it."""
     before = take_fingerprint(bundle)
 
     change(bundle / name if change is not os.mkfifo else bundle / (name + ".fifo"))
@@ -95,6 +99,6 @@ def test_links_in_circles_and_into_nowhere_end(bundle: Path) -> None:
 
     assert found is not None
     assert [("nowhere", -1), ("manifest.yaml", 4)] == [
-        (name, size) for name, size, _, _ in found.files if name in ("nowhere", "manifest.yaml")
+        (name, size) for name, size, *_ in found.files if name in ("nowhere", "manifest.yaml")
     ][::-1]
     assert len(found.files) == 4

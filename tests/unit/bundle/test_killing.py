@@ -145,6 +145,7 @@ def test_without_exchange_a_death_costs_the_name_at_most(tmp_path: Path) -> None
 def test_cache_entry_is_whole_or_a_miss(tmp_path: Path) -> None:
     """The next start compiles again at worst, and writes again."""
     template = tmp_path / "template"
+    template.mkdir(exist_ok=True)
     ExecutableCache(template / "cache", CACHE_LIMIT_BYTES).write("old", PAYLOADS["old"])
 
     for step, place in killed_everywhere("write cache", template, tmp_path):

@@ -26,6 +26,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def cache(tmp_path: Path) -> ExecutableCache:
     """An empty cache with room for some kilobytes."""
+    (tmp_path / "bundle").mkdir()
     return ExecutableCache(tmp_path / "bundle" / ".cache", 4096)
 
 
@@ -149,6 +150,27 @@ def test_cache_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
 
     assert not made.is_restored
     assert ["m"] == backend.compiled
+
+
+def test_bundle_that_was_removed_meanwhile_does_not_come_back(tmp_path: Path) -> None:
+    """An empty directory of its name would stand in the way of the next bundle."""
+    cache = ExecutableCache(tmp_path / "gone" / ".cache", 4096)
+
+    cache.write(KEY, b"machine code")
+
+    assert not (tmp_path / "gone").exists()
+
+
+def test_program_that_is_compiled_already_is_kept_too(cache: ExecutableCache) -> None:
+    """A reload finds it in the old model; the next start finds it in the new bundle's cache."""
+    backend = FakeBackend()
+    first = compile_cached(backend, _program(backend), "m", None)
+
+    again = compile_cached(backend, _program(backend), "m", cache, {first.key: first.executable})
+
+    assert again.executable is first.executable
+    assert ["m"] == backend.compiled
+    assert cache.read(first.key) is not None
 
 
 def test_warm_start_compiles_nothing(cache: ExecutableCache) -> None:

@@ -11,7 +11,7 @@ from hloserve.models.repository_look import Found
 
 def _found(name: str, directory: int, version: int = 1) -> Found:
     """A bundle in the directory of that inode, with that content."""
-    return Found(Path("/models") / name, Fingerprint((1, directory), (("a", 1, version, 1),)))
+    return Found(Path("/models") / name, Fingerprint((1, directory), (("a", 1, version, 1, 0),)))
 
 
 def _serving(**directories: int) -> dict[str, Applied]:
@@ -22,7 +22,8 @@ def _decide(applied: dict[str, Applied], waiting: set[str] | None = None, **seen
     """Decide when exactly these names and directories are seen; all but `waiting` has settled."""
     found = {name: _found(name, number) for name, number in seen.items()}
     sightings = observe({}, found, applied, now_ns=0)
-    return decide(applied, sightings, set(sightings) - (waiting or set()))
+    ready = set(sightings) - (waiting or set())
+    return decide(applied, sightings, ready, ready)
 
 
 def test_new_bundle_is_loaded_and_a_vanished_one_removed() -> None:
@@ -42,7 +43,7 @@ def test_content_that_changed_in_place_is_loaded_beside_the_old() -> None:
     applied = _serving(a=1)
     sightings = {"a": Sighting(_found("a", 1, version=2), 0, 2)}
 
-    assert Changes({}, {"a": _found("a", 1, version=2)}) == decide(applied, sightings, {"a"})
+    assert Changes({}, {"a": _found("a", 1, version=2)}) == decide(applied, sightings, {"a"}, {"a"})
 
 
 def test_renamed_bundle_keeps_its_model() -> None:

@@ -37,6 +37,20 @@ def test_bundle_without_hook_file_has_no_hooks(bundle: Path) -> None:
     assert load_hooks(bundle, "my-model") is None
 
 
+def test_file_that_does_not_end_fails_its_bundle(bundle: Path) -> None:
+    """So that it holds up nobody else; the setting is named. One that ends is taken as ever."""
+    _write(bundle, "import threading\nthreading.Event().wait(30)\nregister_model('x')\n")
+
+    with pytest.raises(HookProblem, match=r"has not ended after 0\.05 s.*load_timeout_seconds"):
+        load_hooks(bundle, "my-model", 0.05)
+
+    _write(bundle, "register_model('x')\n")
+    assert load_hooks(bundle, "my-model", 30) is not None
+    _write(bundle, "1 / 0\n")
+    with pytest.raises(HookProblem, match="ZeroDivisionError"):
+        load_hooks(bundle, "my-model", 30)
+
+
 def test_hooks_are_taken(bundle: Path) -> None:
     """One registration, either side may be missing."""
     _write(bundle, "def pre(inputs):\n    return 7\nregister_model('x', preprocess=pre)\n")

@@ -1,5 +1,6 @@
 """What a look at the repositories sees."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from hloserve.models.repository_look import look_at
@@ -56,6 +57,29 @@ def test_repository_that_cannot_be_read_keeps_its_models(tmp_path: Path) -> None
     assert before.bundles == after.bundles
     assert {gone: "No such file or directory"} == after.unreadable
     assert {"b"} == look_at([gone, there]).bundles.keys()
+
+
+def test_empty_directory_on_another_file_system_is_an_unmounted_disk(tmp_path: Path) -> None:
+    """Its models stay; one on the same file system is empty because somebody emptied it."""
+    _bundle(tmp_path, "a")
+    seen = look_at([tmp_path])
+    (tmp_path / "a").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
+    elsewhere = replace(seen, devices={tmp_path: -1})
+
+    assert {"a"} == look_at([tmp_path], before=elsewhere).bundles.keys()
+    assert "unmounted?" in look_at([tmp_path], before=elsewhere).unreadable[tmp_path]
+    assert not look_at([tmp_path], before=seen).bundles
+
+
+def test_bundle_that_cannot_be_looked_into_is_there(tmp_path: Path) -> None:
+    """Only what is not there is gone; a link in a circle stands for whatever else may be wrong."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "manifest.yaml").symlink_to("manifest.yaml")
+    before = look_at([tmp_path])
+    (tmp_path / "b").symlink_to("b")
+
+    assert {"a"} == before.bundles.keys()
+    assert {"a"} == look_at([tmp_path], before=before).bundles.keys()
 
 
 def test_second_bundle_of_a_name_is_a_problem_of_the_first(tmp_path: Path) -> None:

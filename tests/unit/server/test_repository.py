@@ -366,14 +366,107 @@ def test_unload_on_request_answers_what_was_asked_before(under_test: RepositoryU
         under_test.repository.unload("zebra")
 
 
-def test_unload_of_a_model_that_is_loading_is_refused(under_test: RepositoryUnderTest) -> None:
-    """It says what to wait for."""
+def test_unload_of_a_model_that_is_loading_waits_for_the_load(
+    under_test: RepositoryUnderTest,
+) -> None:
+    """Whoever asked for the load is answered, and then the model goes."""
     write_scale(under_test.root, "c")
-    under_test.repository.load("c", under_test.seen().bundles["c"])
+    ticket = under_test.repository.load("c", under_test.seen().bundles["c"])
 
-    with pytest.raises(NotPossibleNow, match="being loaded"):
-        under_test.repository.unload("c")
-    under_test.settle()
+    under_test.repository.unload("c")
+
+    assert ["loaded c", "removed c"] == under_test.settle()
+    assert _outcome(ticket) is None
+    assert ("UNAVAILABLE", "unloaded") == under_test.index()["c"]
+
+
+def test_end_of_a_load_asks_for_a_look(under_test: RepositoryUnderTest) -> None:
+    """What changed meanwhile was not looked at, and must not wait for the next period."""
+    asked: list[str] = []
+    under_test.repository.look_soon = lambda: asked.append("look")
+    write_scale(under_test.root, "c")
+    write_scale(under_test.root, "d")
+    _break(under_test.root / "d")
+
+    assert {"loaded c", "failed d"} == set(under_test.see())
+
+    assert ["look", "look"] == asked
+
+
+def test_bundle_that_is_gone_serves_on_for_a_while(tmp_path: Path) -> None:
+    """Longer than it takes to redeploy it by two renames, however slow."""
+    write_scale(tmp_path, "a")
+    with repository_under_test(tmp_path, gone_s=4 * QUIET_S) as under_test:
+        under_test.begin()
+        (tmp_path / "a").rename(tmp_path / ".away")
+        assert 2 * QUIET_S < sum(under_test.look() or 0 for _ in range(3))
+        assert [] == under_test.settle()
+        assert under_test.registry.is_serving("a")
+        under_test.look()
+
+        under_test.look()
+
+        assert ["removed a"] == under_test.settle()
+
+
+def test_renamed_bundle_serves_under_both_names_for_that_while(tmp_path: Path) -> None:
+    """At once under the new one, and under the old one until nobody can be about to redeploy it."""
+    write_scale(tmp_path, "a")
+    with repository_under_test(tmp_path, gone_s=9 * QUIET_S) as under_test:
+        under_test.begin()
+        (tmp_path / "a").rename(tmp_path / "b")
+        assert ["renamed a to b"] == under_test.see()
+        both = {under_test.registry.get(name).device for name in ("a", "b")}
+        write_scale(tmp_path, "a", sizes=(1, 2))
+
+        assert ["reloaded a"] == under_test.see()
+
+        assert 1 == len(both)
+        assert under_test.registry.get("b").device in both
+        assert under_test.registry.get("b").device.weights
+
+
+def test_reload_with_the_same_programs_compiles_nothing(under_test: RepositoryUnderTest) -> None:
+    """A redeployment of new weights has no cache of its own yet; the old model has the programs."""
+    compiled = len(under_test.backend.compiled)
+    write_scale(under_test.root, "a", overwrite=True, description="new weights")
+
+    assert ["reloaded a"] == under_test.see()
+
+    assert compiled == len(under_test.backend.compiled)
+    assert 3 == under_test.registry.get("a").restored_programs
+
+
+def test_unfollowed_repository_lists_what_is_there(tmp_path: Path) -> None:
+    """In mode explicit a new bundle is in the index and not loaded, and one that is gone is not."""
+    write_scale(tmp_path, "a")
+    with repository_under_test(tmp_path, is_followed=False) as under_test:
+        under_test.begin()
+        write_scale(tmp_path, "b")
+        under_test.look()
+        assert {"a": ("READY", ""), "b": ("UNAVAILABLE", "not loaded")} == under_test.index()
+        shutil.rmtree(tmp_path / "a")
+        shutil.rmtree(tmp_path / "b")
+
+        under_test.look()
+
+        assert {"a"} == under_test.index().keys(), "what serves is unloaded on request only"
+
+
+def test_load_that_takes_long_is_told_of(tmp_path: Path) -> None:
+    """Again after each doubling, for as long as it lasts."""
+    write_scale(tmp_path, "a")
+    with repository_under_test(tmp_path) as under_test:
+        under_test.repository.begin(under_test.loader, under_test.seen().bundles)
+        (first,) = under_test.slow_pauses
+        first()
+        assert ["slow a 30"] == under_test.heard.take()
+        assert ["loaded a", "started 1, failed 0"] == under_test.settle()
+
+        for later in under_test.slow_pauses:
+            later()
+
+        assert [] == under_test.heard.take()
 
 
 def test_closed_repository_begins_nothing(under_test: RepositoryUnderTest) -> None:
