@@ -18,7 +18,7 @@ from hloserve.wire.grpc_headers import metadata_value
 from hloserve.wire.grpc_server import GrpcServerConnection
 from hloserve.wire.status import grpc_code, public_text
 
-__all__ = ["Answering", "Handler", "Rpc", "Unpacked"]
+__all__ = ["Answering", "Handler", "Rpc", "Unpacked", "told"]
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +79,8 @@ class Rpc(RpcReceived["Handler"]):
 
     def fail(self, error: BaseException) -> None:
         """Answer with the error's status; an internal error is logged under an id."""
-        if self.connection is None:
-            return
-        request_id = ""
-        if not isinstance(error, HloserveError) or error.code is Code.INTERNAL:
-            request_id = secrets.token_hex(8)
-            log_event(
-                log, "internal_error", level=logging.ERROR, error=error, request_id=request_id
-            )
-        code = error.code if isinstance(error, HloserveError) else Code.INTERNAL
-        self.fail_with(code, public_text(error, request_id))
+        if self.connection is not None:
+            self.fail_with(*told(error))
 
     def fail_with(self, code: Code, text: str) -> None:
         """Answer with a status and a text of its own."""
@@ -105,6 +97,16 @@ class Rpc(RpcReceived["Handler"]):
         self.connection = None
         if self.on_cancel is not None:
             self.on_cancel()
+
+
+def told(error: BaseException) -> tuple[Code, str]:
+    """What a caller is told of an error; an internal one is logged under an id."""
+    request_id = ""
+    if not isinstance(error, HloserveError) or error.code is Code.INTERNAL:
+        request_id = secrets.token_hex(8)
+        log_event(log, "internal_error", level=logging.ERROR, error=error, request_id=request_id)
+    code = error.code if isinstance(error, HloserveError) else Code.INTERNAL
+    return code, public_text(error, request_id)
 
 
 Handler: TypeAlias = Callable[[Rpc], None]

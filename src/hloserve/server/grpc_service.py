@@ -15,7 +15,8 @@ from hloserve.core.errors import HloserveError, ModelNotFound
 from hloserve.core.requests import InferResponse, Parameter
 from hloserve.core.tickets import Call, Ticket
 from hloserve.server.catalog import Catalog
-from hloserve.server.grpc_stream import StreamHandler
+from hloserve.server.grpc_infer_stream import InferStream
+from hloserve.server.grpc_stream import StreamHandler, StreamingRpc
 from hloserve.server.grpc_transport import Handler, Rpc
 from hloserve.server.inference import InferenceService
 from hloserve.server.operations import Operations
@@ -70,7 +71,10 @@ class GrpcInferenceService:
 
     def streams(self) -> Mapping[str, StreamHandler]:
         """Streaming handlers by full method path."""
-        return {}
+        return {_SERVICE + "ModelStreamInfer": self._model_stream_infer}
+
+    def _model_stream_infer(self, rpc: StreamingRpc) -> None:
+        InferStream(rpc, self._inference, self._clock)
 
     def model_infer(self, rpc: Rpc) -> None:
         """Decode, call, encode."""

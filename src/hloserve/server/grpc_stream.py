@@ -76,6 +76,17 @@ class StreamingRpc(Rpc):
         self._give_up_unpacking: Callable[[], None] | None = None
         self._waiting: deque[Message] = deque()
 
+    @property
+    def has_heard_all(self) -> bool:
+        """The peer has sent its last message, and none waits, though the stream may be paused."""
+        return self._has_ended and not self._waiting
+
+    @property
+    def max_send_bytes(self) -> int:
+        """What a message may have to be sent."""
+        connection = self.connection
+        return 0 if connection is None else connection.http2.limits.max_send_msg_bytes
+
     @override
     def reply(self, message: Message) -> None:
         """Send a last message and end the call with status OK."""

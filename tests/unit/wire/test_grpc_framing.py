@@ -47,6 +47,20 @@ def test_what_is_not_one_whole_message_is_left_to_the_reader(data: bytes) -> Non
     assert read_whole(data, 10) is None
 
 
+def test_reader_gives_small_messages_as_bytes_however_they_come() -> None:
+    """Whole, in pieces, and behind another; large ones are not copied once more."""
+    reader = MessageReader(1 << 20)
+    small, large = frame_message(b"abc"), frame_message(bytes(VIEW_FROM_BYTES))
+
+    whole = reader.feed(small)
+    pieces = [*reader.feed(small[:6]), *reader.feed(small[6:])]
+    behind = reader.feed(large + small)
+
+    assert [bytes] * 3 == [type(message) for message in (*whole, *pieces, behind[1])]
+    assert [b"abc"] * 3 == [*whole, *pieces, behind[1]]
+    assert isinstance(reader.feed(large)[0], memoryview)
+
+
 def test_several_messages_may_come_at_once() -> None:
     """A reader gives every message that is complete and keeps the rest."""
     reader = MessageReader(10)

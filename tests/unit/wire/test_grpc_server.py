@@ -409,6 +409,21 @@ def _bytes_of_messages(events: Sequence[object]) -> int:
     return sum(len(event.message) for event in events if isinstance(event, MessageReceived))
 
 
+def test_paused_stream_is_not_blamed_for_half_a_message() -> None:
+    """Its peer has no credit to send the other half, so nothing of it is late."""
+    pair = Pair()
+    stream = _stream(pair)
+    pair.client.send(stream, bytes(40_000_000))  # more than a window
+    pair.to_server()
+    partial = [pair.server.has_partial]
+    pair.server.pause(stream)
+    partial.append(pair.server.has_partial)
+    pair.server.resume(stream)
+    partial.append(pair.server.has_partial)
+
+    assert partial == [True, False, True]
+
+
 def test_paused_stream_gets_no_credit_until_it_is_resumed() -> None:
     """The peer of a paused stream is stopped by its window; other streams are not."""
     window = 65_536
