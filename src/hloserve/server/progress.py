@@ -10,6 +10,7 @@ Rules.
 """
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from typing_extensions import override
 from hloserve.core.terminal_line import TerminalLine
 from hloserve.engine.dispatcher import Post
 from hloserve.models.progress import NoProgress, Progress
+from hloserve.server.repository_events import Later
 
-__all__ = ["PostedProgress", "TerminalProgress", "build_progress"]
+__all__ = ["PostedProgress", "TerminalProgress", "build_progress", "keep_drawing"]
 
 
 def build_progress(post: Post, *, is_shown: bool) -> Progress:
@@ -35,8 +37,18 @@ def build_progress(post: Post, *, is_shown: bool) -> Progress:
     return PostedProgress(post, TerminalProgress(sys.stderr)) if is_shown else NoProgress()
 
 
+def keep_drawing(progress: Progress, later: Later) -> None:
+    """Draw every second: a bar that stands still for a minute looks like a server that hangs.
+
+    Threading: loop thread, once.
+    """
+    if isinstance(progress, PostedProgress) and progress.tick():
+        later(1.0, keep_drawing, progress, later)
+
+
 @dataclass(slots=True)
 class _Bundle:
+    started_s: float
     programs: int = 0
     compiled: int = 0
     spent_s: float = 0.0
@@ -54,12 +66,14 @@ class TerminalProgress(Progress):
 
     Args:
         stream: a terminal.
+        now_s: tells how long a bundle takes already.
 
     Threading: one thread.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._line = TerminalLine(stream)
+        self._now_s = now_s
         self._total = 0
         self._done = 0
         self._seconds: list[float] = []
@@ -72,7 +86,7 @@ class TerminalProgress(Progress):
     @override
     def bundle_started(self, name: str) -> None:
         if not self._is_over:
-            self._active[name] = _Bundle()
+            self._active[name] = _Bundle(self._now_s())
             self._draw()
 
     @override
@@ -108,6 +122,12 @@ class TerminalProgress(Progress):
         if not self._is_over:
             self._end(name, f"  ✗ {name}: {reason}")
 
+    def tick(self) -> bool:
+        """Draw again, since time has passed; false when there will be nothing more to draw."""
+        if self._active:
+            self._draw()
+        return not self._is_over or not self._total
+
     @property
     def _is_over(self) -> bool:
         return self._done >= self._total
@@ -120,13 +140,17 @@ class TerminalProgress(Progress):
             self._draw()
 
     def _draw(self) -> None:
-        parts = [
-            f"{name} {bundle.compiled}/{bundle.programs}" if bundle.programs else f"{name} reading"
-            for name, bundle in sorted(self._active.items())
-        ]
+        parts = [self._describe(name, bundle) for name, bundle in sorted(self._active.items())]
         left_s = self._left_s()
         left = f", about {left_s:.0f} s left" if left_s >= 0.5 else ""
         self._line.draw(self._done, self._total, f"{', '.join(parts)}{left}")
+
+    def _describe(self, name: str, bundle: _Bundle) -> str:
+        text = (
+            f"{name} {bundle.compiled}/{bundle.programs}" if bundle.programs else f"{name} reading"
+        )
+        elapsed_s = self._now_s() - bundle.started_s
+        return f"{text} ({elapsed_s:.0f} s)" if elapsed_s >= 1 else text
 
     def _left_s(self) -> float:
         """Seconds that what is known of takes, and the rest if it takes as long as the others."""
@@ -145,9 +169,13 @@ class PostedProgress(Progress):
         hears: is called there.
     """
 
-    def __init__(self, post: Post, hears: Progress) -> None:
+    def __init__(self, post: Post, hears: TerminalProgress) -> None:
         self._post = post
         self._hears = hears
+
+    def tick(self) -> bool:
+        """See `TerminalProgress`. Loop thread."""
+        return self._hears.tick()
 
     def _tell(self, method: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop has closed: the process is ending

@@ -50,7 +50,7 @@ from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
 from hloserve.server.operations import build_operations
-from hloserve.server.progress import build_progress
+from hloserve.server.progress import build_progress, keep_drawing
 from hloserve.server.repository import Repository
 from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.repository_events import RepositorySettings
@@ -298,6 +298,7 @@ class Worker:
         """Begin with names and device on a thread of their own; loading follows."""
         self._probe = probe
         self._progress = build_progress(self._loop.call_soon_threadsafe, is_shown=show_progress)
+        keep_drawing(self._progress, self._loop.call_later)
         self._startup = Startup(
             self.config,
             post=self._loop.call_soon_threadsafe,

@@ -74,6 +74,22 @@ def test_what_is_loaded_after_the_start_is_not_drawn(stream: io.StringIO) -> Non
     assert before == stream.getvalue()
 
 
+def test_bar_goes_on_while_a_program_compiles(stream: io.StringIO) -> None:
+    """A second after the other, so that nobody takes it for hanging; it ends with the start."""
+    seconds = [0.0]
+    progress = TerminalProgress(stream, lambda: seconds[0])
+    progress.bundles_found(1)
+    progress.bundle_started("heavy")
+    progress.programs_found("heavy", 2)
+    seconds[0] = 61.0
+
+    assert progress.tick()
+
+    assert "0/1 heavy 0/2 (61 s)" in _last(stream)
+    progress.bundle_ready("heavy", 70.0)
+    assert not progress.tick()
+
+
 def test_names_cannot_move_the_cursor(stream: io.StringIO) -> None:
     """Control characters of a bundle's author are shown as question marks."""
     progress = TerminalProgress(stream)
