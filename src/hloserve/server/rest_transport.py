@@ -255,7 +255,7 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             requests = http.receive(self._server._receive_buffer[:nbytes])
         phase = http.phase
-        if requests or phase != self._phase or phase == Phase.BODY:
+        if (requests or phase != self._phase or phase == Phase.BODY) and not self._is_closing:
             self._phase = phase
             self._since_ns = self._server._now_ns
         self._handle(requests)

@@ -257,6 +257,20 @@ async def test_refused_peer_may_read_its_answer_before_the_end() -> None:
 
 
 @in_loop
+async def test_refused_peer_that_goes_on_sending_is_cut_off() -> None:
+    """However much of its body it sends: nobody reads it any more."""
+    peer = FakePeer(echo, limits=HttpLimits(max_header_bytes=1000), timeouts=TIMEOUTS)
+    peer.send(request("POST", "/", "Transfer-Encoding: chunked") + b"1;" + b"a" * 30_000)
+    assert peer.transport.is_ended
+    for _ in range(4):
+        peer.send(b"a" * 1000)
+        peer.wait(1)
+
+    assert peer.transport.was_aborted
+    assert [answer.status for answer in responses(peer.sent)] == [431]
+
+
+@in_loop
 async def test_connection_that_cannot_half_close_is_closed() -> None:
     """Over TLS there is no half close; the connection closes after the answer."""
     peer = FakePeer(echo)
