@@ -244,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
             http2.finish_drain()
             self.flush()
         elif verdict is Verdict.CLOSE:
-            self.close("no bytes came in time")
+            self.close("the rest of a request, or credit for a reply, did not come in time")
         elif verdict is Verdict.PING:
             http2.ping()
             self.flush()

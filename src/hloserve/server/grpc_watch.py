@@ -25,8 +25,9 @@ class GrpcTimeouts:
 
     Attributes:
         handshake_s: from the connection to the end of the HTTP/2 preface.
-        receive_s: without a byte while a request is half received.
-        send_s: without a byte going out while replies wait for the socket.
+        receive_s: without a byte of a request that is half received, whatever else comes.
+        send_s: without progress while replies wait for the socket, or for the peer's credit. A
+            stream that its peer does not read may wait: what it can hold is bounded.
         idle_s: without any call; the connection is then drained, and clients open another.
         keepalive_s: without a byte from the peer before it is asked for a sign of life.
     """
@@ -64,6 +65,10 @@ class Watch:
         "last_stream_id",
         "last_write_ns",
         "left_ns",
+        "partial",
+        "partial_since_ns",
+        "unread",
+        "unread_since_ns",
     )
 
     def __init__(self, now_ns: int) -> None:
@@ -73,6 +78,9 @@ class Watch:
         self.last_stream_id = 0
         self.draining_since_ns: int | None = None
         self.left_ns: int | None = None
+        self.partial: tuple[int, int] | None = None
+        self.partial_since_ns = self.unread_since_ns = now_ns
+        self.unread = (0, 0)
 
     def judge(
         self,
@@ -97,13 +105,32 @@ class Watch:
         if not http2.is_open:
             is_past = _is_past(now_ns, self.last_call_ns, timeouts.handshake_s)
             return Verdict.ABORT if is_past else Verdict.NONE
-        if _is_past(now_ns, self.last_read_ns, timeouts.receive_s) and http2.has_partial:
+        if self._is_stuck(now_ns, timeouts, http2):
             return Verdict.CLOSE
         if http2.is_draining:
             return self._judge_drain(now_ns, http2)
         if _is_past(now_ns, self.last_call_ns, timeouts.idle_s):
             return Verdict.DRAIN
         return self._judge_silence(now_ns, timeouts)
+
+    def _is_stuck(
+        self, now_ns: int, timeouts: GrpcTimeouts, http2: GrpcServerConnection[Any]
+    ) -> bool:
+        """Look for a request that does not go on, and for replies that the peer does not let go.
+
+        PINGs and other calls are no excuse: both hold memory.
+        """
+        partial = http2.oldest_partial
+        if partial is None or partial != self.partial:
+            self.partial, self.partial_since_ns = partial, now_ns
+        unread_bytes, credits = http2.unread_bytes, http2.credits
+        began = not self.unread[0]
+        if began or unread_bytes < self.unread[0] or credits != self.unread[1]:
+            self.unread_since_ns = now_ns
+        self.unread = (unread_bytes, credits)
+        return _is_past(now_ns, self.partial_since_ns, timeouts.receive_s) or _is_past(
+            now_ns, self.unread_since_ns, timeouts.send_s
+        )
 
     def _judge_drain(self, now_ns: int, http2: GrpcServerConnection[Any]) -> Verdict:
         if self.draining_since_ns is None:

@@ -73,6 +73,10 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             and the caller's own.
         make_stream: the same for streaming calls.
         guard: who may make which call; everybody any when left out.
+
+    Attributes:
+        is_open: the peer has greeted.
+        credits: how often the peer let replies go on that waited for it.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
     ) -> None:
         super().__init__(limits)
         self.is_open = False
+        self.credits = 0
         self._head_reader = HeadReader(methods, streaming)
         if guard is not None:
             self._head_reader = GuardedHeadReader(methods, streaming, guard)
@@ -99,7 +104,25 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
     @property
     def has_partial(self) -> bool:
         """True while a request, or a message of a stream, has begun and not ended."""
-        return any(rpc.is_partial for rpc in self._rpcs.values())
+        return self.oldest_partial is not None
+
+    @property
+    def oldest_partial(self) -> tuple[int, int] | None:
+        """The oldest request, or message of a stream, that has begun and not ended: its stream, and
+        how many pieces of it have come.
+        """
+        for rpc in self._rpcs.values():
+            if rpc.is_partial:
+                return rpc.stream_id, 0 if rpc.parts is None else rpc.parts.reader.pieces
+        return None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of calls that are answered which wait, because their peer gives no credit."""
+        queued_bytes = self.queued_bytes
+        if queued_bytes:
+            queued_bytes -= sum(self.unsent_bytes(rpc.stream_id) for rpc in self.streams())
+        return queued_bytes
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[ServerEvent[M]]:
         """Take bytes from the peer; `data` may be reused afterwards."""
@@ -240,6 +263,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         if type(event) is WindowUpdated:
             # Credit that lets output leave is work, unless it comes in crumbs.
             has_use = event.increment >= _SMALL_CREDIT and self._http2.queued_body_size() > 0
+            self.credits += has_use
             return 0 if has_use else 1
         if type(event) is TrailersReceived:
             rpc = self._rpcs.get(event.stream_id)
