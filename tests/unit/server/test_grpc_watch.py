@@ -99,6 +99,7 @@ def test_an_idle_connection_is_drained(watched: Watched) -> None:
     """Idle means no calls; PINGs do not count, calls between two sweeps do."""
     watched.receive(request(1, b"x"))
     watched.http2.respond(1, b"")
+    watched.http2.take_output()
     assert watched.judge(100) is Verdict.NONE
     for at_s in range(200, 3700, 100):
         watched.receive(frame(6, 0, 0, bytes(8)))
