@@ -145,6 +145,12 @@ def _describe_run(run: "ProgramRun") -> dict[str, Any]:
 
 def _print(report: "BundleReport") -> None:
     click.echo(f"{safe(report.path)}: {_verdict(report)}")
+    if report.path.is_dir() and not _has_manifest(report.path):
+        click.echo(
+            "  error: manifest.yaml is missing, here and in all directories inside: this is neither"
+            " a bundle nor a model repository that holds one"
+        )
+        return
     for finding in sorted(report.findings, key=lambda finding: finding.severity):
         click.echo(f"  {finding.severity}: {safe(_sentence(finding))}")
     for part, reason in report.not_checked.items():
@@ -160,6 +166,12 @@ def _print(report: "BundleReport") -> None:
         for run in report.runs
     ]
     print_table(("PROGRAM", "COMPILED IN", "RAN IN", "INPUTS", "OUTPUTS"), rows, indent="  ")
+
+
+def _has_manifest(path: Path) -> bool:
+    from hloserve.bundle.layout import MANIFEST_FILE
+
+    return (path / MANIFEST_FILE).exists()
 
 
 def _verdict(report: "BundleReport") -> str:

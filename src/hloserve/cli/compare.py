@@ -134,7 +134,7 @@ def _load_reference(text: str, manifest: "Manifest") -> "Reference":
     from hloserve.export.lists.target import TargetFault
 
     try:
-        return load_reference(text, manifest.outputs, manifest.name)
+        return load_reference(text, manifest.outputs)
     except TargetFault as fault:
         raise click.BadParameter(
             f"{text!r} {fault}, or a TorchScript file that ends in .pt", param_hint="--reference"

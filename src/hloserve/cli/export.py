@@ -18,9 +18,9 @@ from hloserve.cli.printing import print_json, print_table, safe
 
 if TYPE_CHECKING:
     from hloserve.export.lists.run import ListRun, Task
+    from hloserve.export.lists.target import Target
     from hloserve.export.options import BatchSizes
     from hloserve.export.report import ExportReport
-    from hloserve.export.lists.target import Target
 
 __all__ = ["export"]
 
@@ -202,8 +202,8 @@ def _export_list(
     dry_run: bool = False,
 ) -> int:
     from hloserve.cli.export_progress import build_progress
-    from hloserve.export.lists.run import ListRun, plan_run
     from hloserve.export.lists.export_list import check_names, load_export_list
+    from hloserve.export.lists.run import ListRun, plan_run
 
     if force and not only:
         raise click.UsageError("--force needs --only, so that it cannot replace everything")

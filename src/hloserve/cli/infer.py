@@ -113,7 +113,7 @@ def load_files(given: Mapping[str, str]) -> "Tensors":
     Raises:
         UsageError: a file is not one array.
     """
-    import numpy as np
+    from hloserve.core.array_files import load_array
 
     arrays: Tensors = {}
     for name, what in given.items():
@@ -123,16 +123,11 @@ def load_files(given: Mapping[str, str]) -> "Tensors":
             arrays[name] = parse_text(name, what)
             continue
         try:
-            array = np.load(what, allow_pickle=False)
+            arrays[name] = load_array(what)
         except OSError as error:
             raise click.UsageError(f"input {name!r}: {what}: {error.strerror or error}") from error
-        except (ValueError, EOFError) as error:
-            raise click.UsageError(
-                f"input {name!r}: {what} is not an array that numpy.save wrote"
-            ) from error
-        if not isinstance(array, np.ndarray):
-            raise click.UsageError(f"input {name!r}: {what} holds several arrays; save one")
-        arrays[name] = array
+        except ValueError as error:
+            raise click.UsageError(f"input {name!r}: {what} {error}") from error
     return arrays
 
 

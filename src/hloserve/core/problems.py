@@ -56,14 +56,18 @@ class ExportProblem(HloserveError):
     """A model that cannot be exported, or must not be; nothing was written.
 
     Attributes:
-        model: the name of the bundle that was asked for.
-        findings: one sentence each: the layer, argument or option, what is wrong and what to do.
+        model: the name of the bundle that was asked for; empty when a model was only looked at, or
+            has no name.
+        findings: one sentence each: the layer, argument or option, what is wrong and what to do;
+            each once.
     """
 
     def __init__(self, model: str, findings: Sequence[str] | str) -> None:
         self.model = model
-        self.findings = (findings,) if isinstance(findings, str) else tuple(findings)
-        super().__init__(f"export of {model!r}: " + "; ".join(self.findings))
+        given = (findings,) if isinstance(findings, str) else findings
+        self.findings = tuple(dict.fromkeys(given))
+        prefix = f"export of {model!r}: " if model else ""
+        super().__init__(prefix + "; ".join(self.findings))
 
 
 class ProofFailed(ExportProblem):

@@ -41,6 +41,19 @@ def test_run_prints_a_line_per_program(capsys: pytest.CaptureFixture[str]) -> No
     assert rows[0].endswith("64 B    44 B")
 
 
+def test_directory_without_bundles_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong path is told as such, and nothing that follows from it."""
+    (tmp_path / "models" / "notes").mkdir(parents=True)
+
+    assert 1 == run(["check", str(tmp_path / "models")])
+
+    title, line = capsys.readouterr().out.splitlines()
+    assert f"{tmp_path / 'models'}: 1 error" == title
+    assert "neither a bundle nor a model repository that holds one" in line
+
+
 def test_findings_are_told_at_their_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,3 +119,22 @@ def test_a_bundle_that_cannot_be_loaded_is_an_error(
 
     assert compare(bundle) == 1
     assert "weights.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reference", ["absent.py:f", "absent_module:f", "absent.pt", "f.py:none"])
+def test_fault_of_a_reference_is_no_failed_export(
+    bundle: Path,
+    reference: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is exported, so the message begins with what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.py").write_text("none = 3\n")
+
+    assert compare(bundle, "--reference", reference) == 1
+
+    printed = capsys.readouterr().err
+    assert "absent" in printed or "reference f.py:none is of type int" in printed
+    assert "export of" not in printed

@@ -185,6 +185,17 @@ def test_missing_directory_is_told(tmp_path: Path) -> None:
         resolve_settings(_IdleSource(_X), options)
 
 
+@pytest.mark.parametrize("options", [{}, {"dir": ""}, {"name": "model"}])
+def test_missing_directory_is_the_one_finding(options: ExportOptions) -> None:
+    """Nothing is said of the working directory, least of all that it could be replaced."""
+    with pytest.raises(ExportProblem) as caught:
+        resolve_settings(_IdleSource(_X), options)
+
+    (finding,) = caught.value.findings
+    assert "the directory of the bundle is missing" in finding
+    assert str(caught.value).startswith("export of 'model'" if "name" in options else "dir: ")
+
+
 @pytest.mark.parametrize("name", [".hidden", "a.tmp-1"])
 def test_names_that_servers_skip_are_refused(tmp_path: Path, name: str) -> None:
     """A bundle of such a name would never be served."""

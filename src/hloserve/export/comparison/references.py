@@ -25,9 +25,11 @@ __all__ = ["Reference", "load_reference"]
 
 Reference: TypeAlias = Callable[[Tensors], Tensors]
 """From inputs by name, in the order of the model's, to outputs by name."""
+_NO_EXPORT = ""
+"""The bundle that problems tell of: there is none to be made."""
 
 
-def load_reference(text: str, outputs: Sequence[TensorSpec], model: str) -> Reference:
+def load_reference(text: str, outputs: Sequence[TensorSpec]) -> Reference:
     """Load a reference.
 
     Args:
@@ -35,46 +37,45 @@ def load_reference(text: str, outputs: Sequence[TensorSpec], model: str) -> Refe
             ``package.module:function``, or ``path/to/file.py:function``. The function is called
             with the inputs as NumPy arrays, in the model's order.
         outputs: names for what it returns: an array, a tuple or list in this order, or a dict.
-        model: its name, for messages.
 
     Raises:
         TargetFault: the text names neither.
         ExportProblem: the file or function is missing, or its code raises.
     """
     if text.endswith((".pt", ".pth", ".ts", ".jit")) and ":" not in Path(text).name:
-        function = _torchscript(Path(text), model)
+        function = _torchscript(Path(text))
     else:
-        function = _python_function(text, model)
+        function = _python_function(text)
 
     def run(inputs: Tensors) -> Tensors:
-        with translating_faults(model, f"reference {text}"):
+        with translating_faults(_NO_EXPORT, f"reference {text}"):
             returned = function(*inputs.values())
-        return _named(returned, outputs, model)
+        return _named(returned, outputs)
 
     return run
 
 
-def _python_function(text: str, model: str) -> Callable[..., Any]:
+def _python_function(text: str) -> Callable[..., Any]:
     target = parse_target(text)
     base = Path.cwd()
     with importing_from((base / target.module).parent if target.is_file else base, base):
-        found: Any = import_target(target, base, model)
-        with translating_faults(model, f"reference {text}"):
+        found: Any = import_target(target, base, _NO_EXPORT)
+        with translating_faults(_NO_EXPORT, f"reference {text}"):
             for part in target.function.split("."):
                 found = getattr(found, part)
     if not callable(found):
         raise ExportProblem(
-            model, f"reference {text} is of type {type(found).__name__}, expected a function"
+            _NO_EXPORT, f"reference {text} is of type {type(found).__name__}, expected a function"
         )
     return found  # type: ignore[no-any-return]  # callable, and that is all that can be known
 
 
-def _torchscript(path: Path, model: str) -> Callable[..., Any]:
+def _torchscript(path: Path) -> Callable[..., Any]:
     from hloserve.export.torch.arrays import tensor_of, torch
     from hloserve.export.torchscript.loading import load_script, quiet
 
     with quiet():
-        module = load_script(path, model)
+        module = load_script(path, _NO_EXPORT)
 
     def run(*arrays: Array) -> Any:
         tensors = [tensor_of(array.copy()) for array in arrays]
@@ -84,14 +85,14 @@ def _torchscript(path: Path, model: str) -> Callable[..., Any]:
     return run
 
 
-def _named(returned: object, outputs: Sequence[TensorSpec], model: str) -> Tensors:
+def _named(returned: object, outputs: Sequence[TensorSpec]) -> Tensors:
     names = [spec.name for spec in outputs]
     if isinstance(returned, Mapping):
         pairs = [(str(name), value) for name, value in returned.items()]
         unknown = [name for name, _ in pairs if name not in names]
         if unknown:
             raise ExportProblem(
-                model,
+                _NO_EXPORT,
                 f"the reference returned {listing(unknown)}, the model's outputs are"
                 f" {listing(names)}",
             )
@@ -99,7 +100,7 @@ def _named(returned: object, outputs: Sequence[TensorSpec], model: str) -> Tenso
         values = list(returned) if isinstance(returned, tuple | list) else [returned]
         if len(values) != len(names):
             raise ExportProblem(
-                model,
+                _NO_EXPORT,
                 f"the reference returned {len(values)} results, the model has {len(names)} outputs"
                 f" ({listing(names)}); return a dict to compare some of them",
             )

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from hloserve.bundle.findings import listing
+from hloserve.core.array_files import load_array
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.errors import BadRequest
 from hloserve.core.tensors import Array, Tensors, TensorSpec
@@ -141,13 +142,13 @@ def _others(places: Sequence[Path], spec: TensorSpec, inputs: Iterable[Path]) ->
 
 def _load(path: Path, spec: TensorSpec) -> Array:
     try:
-        array = np.load(path, allow_pickle=False)
+        array = load_array(path)
     except FileNotFoundError:
         raise BadRequest(f"{path}: the file is missing") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise BadRequest(f"{path}: is not an array that numpy.save wrote ({error})") from error
-    if not isinstance(array, np.ndarray):
-        raise BadRequest(f"{path}: holds several arrays; save one")
+    except OSError as error:
+        raise BadRequest(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadRequest(f"{path}: {error}") from error
     return np.asarray(_typed(array, spec), order="C")
 
 

@@ -9,11 +9,14 @@ code, and files of any other kind are recognised by their parts, without loading
 """
 
 import io
+import lzma
 import os
 import pickle
 import pickletools
+import struct
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +34,12 @@ _DATA_MODULES = {
     "torch.storage",
 }  # fmt: skip
 """What a pickle of tensors alone names classes and functions of."""
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, LookupError),
+    *(MemoryError, OSError, OverflowError, RuntimeError, ValueError),
+)
+"""What zipfile raises, for archives whose bytes are wrong: names that are no text, flags of
+encryption, methods of compression that are not there, places and sizes beyond the file."""
 _MOST_PICKLES = 10
 """The old format of torch.save has five in a file, and then the tensors' bytes."""
 _HEAD_BYTES = 64
@@ -129,7 +138,7 @@ def _load_file(path: Path, model: str, map_location: Any) -> Any:
     try:
         with quiet():
             return torch.jit.load(str(path), map_location=map_location)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # torch raises anything for a file that is not as it should be
         raise ExportProblem(model, f"{path}: {_load_error(str(error))}") from error
 
 
@@ -157,13 +166,14 @@ def _file_finding(path: Path) -> str | None:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         return f"it cannot be read: {error.strerror or error}"
-    if not zipfile.is_zipfile(path):
-        return _of_other_format(path, head)
     try:
+        if not zipfile.is_zipfile(path):
+            return _of_other_format(path, head)
         with zipfile.ZipFile(path) as archive:
             return _archive_finding(archive)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        return f"the file is damaged ({error}); fetch or save it again"
+    except _DAMAGED as error:
+        reason = str(error) or type(error).__name__
+        return f"the file is damaged ({reason}); fetch or save it again"
 
 
 def _of_other_format(path: Path, head: bytes) -> str:
@@ -234,6 +244,6 @@ def _classes_in(data: bytes) -> list[str]:
                     found.append(".".join(texts[-2:]))
                 elif isinstance(argument, str):
                     texts.append(argument)
-    except (ValueError, pickle.UnpicklingError):
+    except (ArithmeticError, LookupError, MemoryError, ValueError, pickle.UnpicklingError):
         pass  # cut off, or past the last one: what was seen says enough
     return found

@@ -78,7 +78,7 @@ def inspect_torchscript(
     """
     file = _model_file(path)
     config, problems = _read_config(file)
-    module = load_script(file, file.parent.parent.name if config else file.stem)
+    module = load_script(file, model="")
     declared = list(inputs) or _config_inputs(config)
     summary: Summary = {
         "file": str(file),

@@ -225,13 +225,13 @@ def test_a_python_reference_returns_an_array_a_tuple_or_a_dict(tmp_path: Path) -
         "def bad(x): raise RuntimeError('no')\n"
     )
     for name in ("one", "many", "some"):
-        reference = load_reference(f"{code}:{name}", outputs, "m")
+        reference = load_reference(f"{code}:{name}", outputs)
         assert reference({"x": rows(2)})["y"].shape == (2, 3)
     for name, message in (("two", "returned 2 results"), ("other", "'z'"), ("bad", "no")):
         with pytest.raises(ExportProblem, match=message):
-            load_reference(f"{code}:{name}", outputs, "m")({"x": rows(1)})
+            load_reference(f"{code}:{name}", outputs)({"x": rows(1)})
     with pytest.raises(ExportProblem, match="missing"):
-        load_reference(f"{code}:missing", outputs, "m")
+        load_reference(f"{code}:missing", outputs)
 
 
 def test_nothing_compared_is_nothing_passed() -> None:
@@ -253,9 +253,9 @@ def test_a_torchscript_file_is_a_reference(tmp_path: Path) -> None:
 
     with quiet():
         torch.jit.save(torch.jit.trace(First(), torch.ones(2, 4)), tmp_path / "model.pt")
-    result = load_reference(str(tmp_path / "model.pt"), outputs, "m")({"x": rows(2)})
+    result = load_reference(str(tmp_path / "model.pt"), outputs)({"x": rows(2)})
 
     assert str(result["y"].dtype) == "bfloat16"
     assert result["y"].astype(np.float32).tolist() == rows(2)[:, :3].tolist()
     with pytest.raises(ExportProblem, match=r"missing\.pt"):
-        load_reference(str(tmp_path / "missing.pt"), outputs, "m")
+        load_reference(str(tmp_path / "missing.pt"), outputs)
