@@ -15,11 +15,22 @@ import grpc
 
 from hloserve.core.clock import SystemClock
 from hloserve.core.errors import HloserveError
+from hloserve.server.grpc_stream import StreamHandler, StreamingRpc
 from hloserve.server.grpc_transport import GrpcServer, Handler, Rpc
+from hloserve.wire import v2_protobuf as codec
+from hloserve.wire import v2_protobuf_stream as stream_codec
+from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.status import grpc_code
 
-__all__ = ["SERVERS", "Methods", "serve_with_grpcio", "serve_with_ours"]
+__all__ = [
+    "SERVERS",
+    "Methods",
+    "serve_with_grpcio",
+    "serve_with_ours",
+    "stream_answer",
+    "streamed",
+]
 
 Method: TypeAlias = Callable[[bytes], bytes]
 Methods: TypeAlias = Mapping[str, Method]
@@ -33,6 +44,7 @@ def serve_with_ours(
     methods: Methods,
     handlers: Mapping[str, Handler] | None = None,
     limits: GrpcLimits | None = None,
+    streams: Mapping[str, StreamHandler] | None = None,
 ) -> Iterator[str]:
     """Serve with `hloserve.server.grpc_transport` on a loop of its own thread; gives host:port.
 
@@ -40,6 +52,7 @@ def serve_with_ours(
         methods: by name.
         handlers: by name, for tests that look at the call itself.
         limits: of the server's connections.
+        streams: streaming handlers by name.
     """
 
     def handler(method: Method) -> Handler:
@@ -53,12 +66,13 @@ def serve_with_ours(
 
     table = {f"/{_SERVICE}/{name}": handler(method) for name, method in methods.items()}
     table |= {f"/{_SERVICE}/{name}": handle for name, handle in (handlers or {}).items()}
+    paths = {f"/{_SERVICE}/{name}": handle for name, handle in (streams or {}).items()}
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="test server")
     thread.start()
 
     async def start() -> tuple[GrpcServer, int]:
-        server = GrpcServer(table, limits or GrpcLimits(), SystemClock())
+        server = GrpcServer(table, limits or GrpcLimits(), SystemClock(), streams=paths)
         return server, (await server.start("127.0.0.1", 0))[1]
 
     async def stop(server: GrpcServer) -> None:
@@ -75,6 +89,29 @@ def serve_with_ours(
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+def stream_answer(method: Method, body: bytes) -> bytes:
+    """What a stream answers to a request, given the method that answers it alone."""
+    try:
+        response = codec.decode_infer_response(method(body))
+    except HloserveError as error:
+        names = stream_codec.names_of_request(body)
+        return stream_codec.encode_stream_error(names, error.code, str(error))
+    return stream_codec.encode_stream_answer(response)
+
+
+def streamed(method: Method) -> StreamHandler:
+    """ModelStreamInfer that answers each request at once, as a method does alone."""
+
+    def begin(rpc: StreamingRpc) -> None:
+        def answer(message: Message) -> None:
+            rpc.send(stream_answer(method, bytes(message)))
+
+        rpc.on_message = answer
+        rpc.on_half_close = rpc.finish
+
+    return begin
 
 
 @contextmanager

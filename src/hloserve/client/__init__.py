@@ -2,5 +2,6 @@
 
 from hloserve.client.blocking import Client
 from hloserve.client.shared_memory import SharedArray, SharedMemory
+from hloserve.client.streaming import InferStream, StreamResult
 
-__all__ = ["Client", "SharedArray", "SharedMemory"]
+__all__ = ["Client", "InferStream", "SharedArray", "SharedMemory", "StreamResult"]

@@ -8,7 +8,6 @@ own from a pool that grows with the number of calls at once, so threads never wa
 
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -18,29 +17,24 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from hloserve.client.address import asks_for_tls, parse_address
-from hloserve.client.connection import Connection, remaining_s
+from hloserve.client.connection import Connection, deadline_of, remaining_s
 from hloserve.client.failures import failure_of
+from hloserve.client.requests import build_request, check_size
 from hloserve.client.server_calls import ServerCalls
 from hloserve.client.shared_memory import (
     SharedArray,
     SharedMemory,
     call_registered,
     collect_outputs,
-    plain_arrays,
-    shared_tensors,
 )
+from hloserve.client.streaming import InferStream
 from hloserve.core.errors import (
     BadRequest,
     DeadlineExceeded,
     HloserveError,
     NotPossibleNow,
 )
-from hloserve.core.requests import (
-    NEVER_NS,
-    InferRequest,
-    Parameter,
-    RegionStatus,
-)
+from hloserve.core.requests import Parameter, RegionStatus
 from hloserve.core.tensors import Tensors
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_shared_memory as shared_memory_codec
@@ -157,16 +151,15 @@ class Client(ServerCalls):
             Unavailable: nobody answers, or the connection was lost. Retryable.
             HloserveError: anything else that went wrong in the server.
         """
-        request = InferRequest(
-            model,
-            plain_arrays(inputs),
-            id=request_id,
-            outputs=() if outputs is None else _names(outputs),
-            parameters={} if parameters is None else _parameters(parameters),
-        )
         places = into or {}
-        request.shared = shared_tensors(inputs, places)
-        request.outputs += tuple(name for name in places if name not in request.outputs)
+        request = build_request(
+            model,
+            inputs,
+            outputs=outputs,
+            into=places,
+            request_id=request_id,
+            parameters=parameters,
+        )
         body = codec.encode_infer_request(request)
 
         def call() -> Message:
@@ -177,6 +170,44 @@ class Client(ServerCalls):
         if request.shared is None:
             return response.outputs
         return collect_outputs(response, places, request.outputs)
+
+    def stream(self, *, timeout_s: float | None = None) -> InferStream:
+        """Open a stream of requests, for many of them from one thread.
+
+        It has a connection of its own until the end of its block.
+
+        Args:
+            timeout_s: how long the stream as a whole may take; any time when left out. Without a
+                sign of life for the client's own time, waiting for a result ends as well.
+
+        Raises:
+            Unavailable: nobody answers. Retryable.
+
+        Example:
+            >>> import numpy as np
+            >>> from hloserve import Client
+            >>> client = Client("localhost:8001")
+            >>> with client.stream() as stream:  # doctest: +SKIP
+            ...     for image in np.zeros((1000, 1, 8, 8), np.uint8):
+            ...         stream.send("digits", {"image": image})
+            ...     for result in stream:
+            ...         print(result.request_id, result.outputs["digit"])
+        """
+        _check_timeout("timeout_s", timeout_s)
+        deadline_ns = deadline_of(timeout_s)
+        connection = self._borrow(deadline_ns)
+        try:
+            return InferStream(
+                connection,
+                address=self.address,
+                deadline_ns=deadline_ns,
+                patience_s=self._timeout_s,
+                max_message_bytes=self._limits.max_send_msg_bytes,
+                give_back=self._give_back,
+            )
+        except BaseException:
+            connection.close()
+            raise
 
     def shared_memory(self, nbytes: int, *, mode: int = 0o600) -> SharedMemory:
         """Make memory that the server sees too, and register it there.
@@ -235,15 +266,10 @@ class Client(ServerCalls):
         self, method: str, body: bytes = b"", model: str = "", timeout_s: float | None = None
     ) -> Message:
         """Make one call; again when the server certainly did not look at it."""
-        if len(body) > self._limits.max_send_msg_bytes:
-            raise BadRequest(
-                f"the request of {len(body)} bytes is over this client's limit of"
-                f" {self._limits.max_send_msg_bytes} bytes; raise max_message_bytes, or send fewer"
-                " rows at a time"
-            )
+        check_size(body, self._limits.max_send_msg_bytes)
         _check_timeout("timeout_s", timeout_s)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        deadline_ns = NEVER_NS if limit_s is None else time.monotonic_ns() + round(limit_s * 1e9)
+        deadline_ns = deadline_of(limit_s)
         may_repeat = True
         while True:
             connection = self._borrow(deadline_ns)
@@ -284,26 +310,6 @@ class Client(ServerCalls):
                 self._idle.append(connection)
                 return
         connection.close()
-
-
-def _names(outputs: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(outputs, str):
-        raise BadRequest(f"outputs is the string {outputs!r}; give a list of names")
-    return tuple(outputs)
-
-
-def _parameters(given: Mapping[str, Parameter | np.generic]) -> dict[str, Parameter]:
-    """Check what annotations cannot promise; numpy scalars become Python's."""
-    parameters: dict[str, Parameter] = {}
-    for key, value in given.items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        if not isinstance(plain, bool | int | float | str):
-            raise BadRequest(
-                f"parameter {key!r} is of type {type(plain).__name__}; it must be a bool, an int, a"
-                " float or a str"
-            )
-        parameters[key] = plain
-    return parameters
 
 
 def _tls_of(address: str, tls: "ssl.SSLContext | None") -> "ssl.SSLContext | None":

@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 
     from hloserve.client.tls import TlsSocket
 
-__all__ = ["Connection", "remaining_s"]
+__all__ = ["Connection", "deadline_of", "remaining_s"]
 
 _READ_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024
 _MAX_POLL_MS = 2**31 - 1
 _NS_PER_MS = 1_000_000
 _NO_TLS = "does it speak TLS?"
+
+
+def deadline_of(timeout_s: float | None) -> int:
+    """The instant so many seconds from now; `NEVER_NS` for None."""
+    return NEVER_NS if timeout_s is None else time.monotonic_ns() + round(timeout_s * 1e9)
 
 
 def remaining_s(deadline_ns: int) -> float | None:
@@ -159,6 +164,55 @@ class Connection:
         except BaseException:  # also KeyboardInterrupt: the call's state is not known any more
             self.close()
             raise
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of messages that wait here for the peer to read."""
+        return self._http2.queued_bytes + len(self._unsent)
+
+    def begin(self, path: str, deadline_ns: int) -> int:
+        """Begin a streaming call; returns its stream. Go on with `send` and `exchange`.
+
+        Raises:
+            Unavailable: the connection takes no new calls. Retryable.
+        """
+        self._http2.replenish()
+        return self._http2.start(path, None, remaining_s(deadline_ns), streaming=True)
+
+    def send(self, stream_id: int, message: Message) -> None:
+        """Send a message of a streaming call, as far as that needs no waiting."""
+        self._http2.send(stream_id, message)
+        self._write()
+
+    def half_close(self, stream_id: int) -> None:
+        """Say that a streaming call has no more messages."""
+        self._http2.half_close(stream_id)
+
+    def cancel(self, stream_id: int) -> None:
+        """Give a streaming call up."""
+        self._http2.cancel(stream_id)
+        self._write()
+
+    def exchange(self, deadline_ns: int) -> list[ClientEvent] | None:
+        """Send what can be sent, and wait until something comes or more can be sent.
+
+        Returns:
+            What has come, perhaps nothing; None when the deadline passed before.
+
+        Raises:
+            BadRequest: the peer speaks HTTP/1.
+        """
+        try:
+            self._http2.replenish()
+            self._write()
+            if not self._wait(deadline_ns):
+                return None
+            events = self._read()
+            self._write()
+        except BaseException:  # as in `call`
+            self.close()
+            raise
+        return events
 
     def close(self) -> None:
         """Close the socket; what is unsent is dropped. Idempotent."""

@@ -29,7 +29,7 @@ from hloserve.core.errors import (
 from hloserve.wire.grpc_events import RpcEnded
 from hloserve.wire.status import code_of, grpc_name
 
-__all__ = ["failure_of"]
+__all__ = ["error_of", "failure_of"]
 
 _MAKERS: Mapping[Code, Callable[[str, str], HloserveError]] = {
     Code.INVALID_ARGUMENT: lambda model, text: BadRequest(text),
@@ -44,6 +44,13 @@ _MAKERS: Mapping[Code, Callable[[str, str], HloserveError]] = {
     Code.UNAUTHENTICATED: lambda model, text: Unauthenticated(text, has_token=False),
     Code.PERMISSION_DENIED: lambda model, text: PermissionDenied("", ""),
 }
+
+
+def error_of(code: Code | None, model: str, text: str) -> HloserveError:
+    """Make the error of a code, with the server's words; None stands for one that is not known."""
+    error = HloserveError(text) if code is None else _MAKERS[code](model, text)
+    error.args = (text,)  # types with fields make a message of their own
+    return error
 
 
 def failure_of(ended: RpcEnded, model: str, address: str) -> HloserveError:
@@ -68,6 +75,6 @@ def failure_of(ended: RpcEnded, model: str, address: str) -> HloserveError:
             code, text = Code.INTERNAL, f"{grpc_name(ended.code)}: {text}"
         if not ended.trailers:
             text = f"{text} (server {address})"
-        error = _MAKERS[code](model, text)
+        return error_of(code, model, text)
     error.args = (text,)  # types with fields make a message of their own
     return error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.client_servers import Methods, serve_with_ours
+from support.client_servers import Methods, serve_with_ours, streamed
 
 from hloserve.core.dtypes import F32
 from hloserve.core.requests import (
@@ -69,5 +69,5 @@ def test_the_page_has_examples() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_examples_of_the_page_run(example: str) -> None:
     """A reader can paste each one; only the address differs."""
-    with serve_with_ours(METHODS) as address:
+    with serve_with_ours(METHODS, streams={"ModelStreamInfer": streamed(infer)}) as address:
         exec(compile(example.replace("127.0.0.1:8001", address), str(PAGE), "exec"), {})
