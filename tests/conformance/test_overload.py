@@ -53,7 +53,7 @@ class Held:
     @property
     def in_flight(self) -> int:
         """Inference requests that have no answer."""
-        count: int = self.worker.on_loop(lambda: self.worker.worker.requests_in_flight)
+        count: int = self.worker.on_loop(lambda: self.worker.worker.inference.in_flight)
         return count
 
     def wait_for(self, count: int) -> None:
