@@ -26,7 +26,7 @@ test-compatibility: setup ## programs across old versions of jaxlib, which it in
 	$(BIN)/python -m pytest -s tests/compatibility
 
 fuzz: setup ## coverage-guided fuzzing of what reads from clients; see tests/fuzz/README.md
-	$(BIN)/python tests/fuzz/run.py $(FUZZ)
+	$(BIN)/python tests/fuzz/run.py $(FUZZ) $(if $(SECONDS),--seconds $(SECONDS))
 
 check: setup ## format, lint, types, layers, sizes, generated files
 	$(BIN)/python tools/check.py

@@ -8,7 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".fuzz"
 ATHERIS = "atheris==3.0.0"
-TARGETS = ("protobuf", "json", "answers", "http1", "http2")
+TARGETS = (
+    "protobuf", "json", "answers", "http1", "http2",
+    "frames", "messages", "shared-memory", "safetensors", "manifest",
+)  # fmt: skip
 
 
 def main() -> int:
