@@ -158,7 +158,7 @@ def test_ten_thousand_requests_over_one_stream_are_answered_right(tmp_path: Path
             assert error is None
             assert str(number) == result.get_response().id
             np.testing.assert_array_equal(array * 2, result.as_numpy("y"))
-        assert worker.on_loop(lambda: worker.worker.requests_in_flight) == 0
+        assert worker.on_loop(lambda: worker.worker.inference.in_flight) == 0
 
 
 def test_tritonclient_asks_for_empty_last_answers(asker: Asker) -> None:
@@ -254,7 +254,7 @@ class _Busy:
     @property
     def in_flight(self) -> int:
         """Requests without an answer."""
-        count: int = self.worker.on_loop(lambda: self.worker.worker.requests_in_flight)
+        count: int = self.worker.on_loop(lambda: self.worker.worker.inference.in_flight)
         return count
 
     def wait_for(self, count: int) -> None:
