@@ -8,8 +8,9 @@ Rules.
 1. Requests are answered strictly in the order they came; `respond` may be called in any order.
 2. Whatever is refused gets one error response in its turn, and ends the connection. Nothing that
    follows on it is read.
-3. At most `max_pipelined` requests are handed out unanswered. Beyond them, what one slice of input
-   made is kept as requests, the rest as bytes.
+3. At most `max_pipelined` requests are handed out unanswered, and none after one with a long body,
+   or a connection could hold as many bodies. Beyond them, what one slice of input made is kept as
+   requests, the rest as bytes.
 """
 
 from collections import deque
@@ -35,6 +36,7 @@ __all__ = ["CommonHeaders", "HttpServerConnection", "Phase"]
 
 _PREFACE_START = PREFACE[:12]
 _TLS_START = b"\x16\x03"
+_LONG_BODY_BYTES = 256 * 2**10
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -107,8 +109,11 @@ class HttpServerConnection:
 
     @property
     def is_full(self) -> bool:
-        """True while no further request is taken; stop reading until it is false."""
-        return len(self._pending) >= self._limits.max_pipelined
+        """True while no further request is taken: there are many, or the last one is long."""
+        pending = self._pending
+        return bool(pending) and (
+            len(pending) >= self._limits.max_pipelined or len(pending[-1].body) > _LONG_BODY_BYTES
+        )
 
     @property
     def has_pending(self) -> bool:
@@ -142,7 +147,7 @@ class HttpServerConnection:
         requests = self._take_ready() if self._reader.ready else []
         position, end = 0, len(data)
         while position < end and self._is_open and self._refusal is None:
-            if len(self._pending) >= self._limits.max_pipelined:
+            if self._pending and self.is_full:
                 self._backlog = bytes(data[position:])
                 break
             is_whole = not position and end <= SLICE_BYTES

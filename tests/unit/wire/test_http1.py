@@ -49,6 +49,7 @@ def test_long_body_bypasses_the_parser_into_its_own_buffer() -> None:
     assert body == got[0].body
     assert position == len(data)
     assert http.body_buffer() is None
+    http.respond(got[0], 200, b"")
     assert [b"/"] == [r.target for r in http.receive(request())]
 
 
@@ -304,6 +305,23 @@ def test_limits_are_enforced(limits: dict[str, int], data: bytes, status: int, s
 def test_limits_are_reached_exactly(limits: dict[str, int], data: bytes, step: int) -> None:
     """What is just within a limit passes."""
     assert 1 == len(feed(connection(**limits), data, step))
+
+
+def test_nothing_is_taken_after_a_long_body_until_it_is_answered() -> None:
+    """So that a connection holds one of them, not as many as may be pipelined."""
+    http = connection()
+    long = post(bytes(1_000_000))
+
+    (first,) = feed(http, long + long[:5000])
+    assert http.is_full
+    assert http.has_backlog
+    assert [] == feed(http, long[5000:])
+    http.respond(first, 200, b"first")
+    (second,) = http.receive(b"")
+    assert not http.is_blocked  # else nobody would notice that the peer leaves
+    http.respond(second, 200, b"second")
+
+    assert [b"first", b"second"] == [answer.body for answer in responses(output(http))]
 
 
 def test_pipelining_is_bounded() -> None:
