@@ -12,12 +12,13 @@ no session of the old one can be resumed under the new one.
 
 import asyncio
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Self
 
-__all__ = ["Listener"]
+__all__ = ["Listener", "allow_many_connections"]
 
 _SHUTDOWN_S = 5.0
 """A peer that does not answer the goodbye of TLS is cut off."""
@@ -98,6 +99,16 @@ class Listener:
         if self.is_closed:  # perhaps while a new context was taken up
             for server in self._servers:
                 server.close()
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files to what the system allows.
+
+    Shells begin with 1,024, which protects programs that use select(); this one does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _of_tls(tls: ssl.SSLContext | None, handshake_timeout_s: float) -> dict[str, Any]:

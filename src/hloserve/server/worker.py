@@ -46,6 +46,7 @@ from hloserve.server.catalog import Catalog
 from hloserve.server.grpc_services import build_grpc_services
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
+from hloserve.server.listening import allow_many_connections
 from hloserve.server.loading import BundleLoader
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
@@ -101,6 +102,7 @@ def serve(
 
     Threading: the main thread, because it takes signals.
     """
+    allow_many_connections()
     is_terminal = sys.stderr.isatty()
     configure(
         resolve_log_format(loaded.config.logging, is_terminal=is_terminal).value,
