@@ -128,11 +128,12 @@ class Line:
         self.answers: list[StreamAnswer] = []
         self.ended: RpcEnded | None = None
         self.is_deaf = False
+        self._later: list[Callable[[], None]] = []
         self.stream_id = self.client.start(PATH, None, timeout_s, streaming=True)
         self.settle()
 
     def _begin(self, inference: ManualInference, rpc: StreamingRpc) -> None:
-        InferStream(rpc, inference, self.clock)
+        InferStream(rpc, inference, self.clock, lambda function: self._later.append(function))
 
     def send(
         self, number: int, parameters: dict[str, Parameter] | None = None, nbytes: int = 4
@@ -169,16 +170,24 @@ class Line:
         """Carry bytes both ways until both ends are silent."""
         while True:
             self.server.flush()
-            up = self.client.take_output(_READ_BYTES)
-            if up and not self._pipe.has_closed:
-                self._connection.get_buffer(-1)[: len(up)] = up
-                self._connection.buffer_updated(len(up))
+            up = self.carry_up()
             down = b""
             if not self.is_deaf:
                 down, self._pipe.data = self._pipe.data, b""
             self._take(down)
-            if not up and not down:
+            later, self._later = self._later, []
+            for function in later:
+                function()
+            if not (up or down or later):
                 return
+
+    def carry_up(self) -> bytes:
+        """Carry what the client has to say, as far as one read goes."""
+        up = self.client.take_output(_READ_BYTES)
+        if up and not self._pipe.has_closed:
+            self._connection.get_buffer(-1)[: len(up)] = up
+            self._connection.buffer_updated(len(up))
+        return up
 
     def _take(self, down: bytes) -> None:
         for event in self.client.receive(down):

@@ -13,7 +13,9 @@ Rules.
 3. The call is read no further while `_MOST_REQUESTS` requests or `_MOST_BYTES` of them have no
    answer, or while its peer does not read; it goes on at half of that. So a call holds a bounded
    number of requests and answers, however much is sent.
-4. Half-close ends the call with OK after the last answer. The peer's leaving, and the deadline,
+4. Requests that are answered at once, as hostile ones are, hold no one up: after so many of them
+   others have their turn.
+5. Half-close ends the call with OK after the last answer. The peer's leaving, and the deadline,
    withdraw what is queued. When the server leaves, requests that it has are answered and the call
    ends UNAVAILABLE: what has no answer then was not looked at.
 
@@ -22,6 +24,7 @@ Source: Triton's stream_infer_handler.cc.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from hloserve.core.clock import Clock
@@ -43,6 +46,10 @@ _MOST_BYTES = 64 << 20
 
 _LONGEST_TIMER_S = 86_400.0
 """As for requests: a far deadline is looked at once a day."""
+
+
+def _soon(function: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(function)
 
 
 class Begun(Protocol):
@@ -70,9 +77,18 @@ class InferStream:
         rpc: the call; its callbacks are set here.
         inference: serves the requests.
         clock: of the deadlines.
+        soon: runs a function in the next turn of the loop.
     """
 
-    def __init__(self, rpc: StreamingRpc, inference: Inference, clock: Clock) -> None:
+    def __init__(
+        self,
+        rpc: StreamingRpc,
+        inference: Inference,
+        clock: Clock,
+        soon: Callable[[Callable[[], None]], object] = _soon,
+    ) -> None:
+        self._soon = soon
+        self._quick_answers = 0
         self._rpc = rpc
         self._inference = inference
         self._now_ns = clock.now_ns
@@ -96,8 +112,6 @@ class InferStream:
         request.answer = self._encode(request, response, error)
         request.in_flight = None
         requests = self._requests
-        if not requests or requests[0] is not request:
-            return
         while requests and (answer := requests[0].answer) is not None:
             self._held_bytes -= len(requests.popleft().message)
             self._rpc.send(answer)
@@ -120,6 +134,11 @@ class InferStream:
             if request.answer is None:
                 request.in_flight = in_flight
         request.is_starting = False
+        if request.answer is not None:
+            self._quick_answers += 1
+            if self._quick_answers == _MOST_REQUESTS:
+                self._rpc.pause()
+                self._soon(self._breathe)
         if (
             len(self._requests) >= self._most_requests
             or self._held_bytes >= _MOST_BYTES
@@ -161,6 +180,11 @@ class InferStream:
             and self._held_bytes <= _MOST_BYTES // 2
         ):
             rpc.resume()
+
+    def _breathe(self) -> None:
+        """Go on after others had their turn."""
+        self._quick_answers = 0
+        self._go_on()
 
     def _drain(self) -> None:
         self._is_leaving = True

@@ -155,6 +155,20 @@ def test_requests_that_are_answered_at_once_end_well(
     assert _code(line) == 0
 
 
+def test_requests_that_are_answered_at_once_leave_others_their_turn(
+    inference: ManualInference, line: Line
+) -> None:
+    """256 of them are taken per turn of the loop, however many have come."""
+    inference.at_once = lambda held: held.answer(ModelNotFound("m"))
+    for number in range(1_000):
+        line.send(number)
+    line.carry_up()
+    assert len(inference.requests) == 256
+
+    line.settle()
+    assert list(map(str, range(1_000))) == _ids(line)
+
+
 @pytest.mark.parametrize("leave", [Line.cancel, Line.lose])
 def test_work_of_a_client_that_leaves_is_withdrawn(
     inference: ManualInference, line: Line, leave: object
