@@ -29,6 +29,8 @@ from hloserve.export.source import NamedArrays, Shape, Traced
 __all__ = ["JaxSource", "export_jax"]
 
 # What JAX makes of Python's numbers; with 64-bit types on it would be the wide ones.
+_MISCALLED = (TypeError, KeyError, AttributeError)
+"""What a function raises that is called with other arguments than it expects."""
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int32), float: np.dtype(np.float32)}
 
 
@@ -127,17 +129,25 @@ class JaxSource:
             return results
 
         program.__wrapped__ = self._function  # type: ignore[attr-defined]  # whose closure is looked at
-        artifact = trace_function(
-            program,
-            shapes,
-            [array.dtype for _, array in self.inputs],
-            self.weights,
-            model=self._model,
-            precision=self._options.get("matmul_precision"),
-            compile_options=self._options.get("compile_options"),
-            input_names=self._options.get("input_names") or [name for name, _ in self.inputs],
-            notes=notes,
-        )
+        try:
+            artifact = trace_function(
+                program,
+                shapes,
+                [array.dtype for _, array in self.inputs],
+                self.weights,
+                model=self._model,
+                precision=self._options.get("matmul_precision"),
+                compile_options=self._options.get("compile_options"),
+                input_names=self._options.get("input_names") or [name for name, _ in self.inputs],
+                notes=notes,
+            )
+        except ExportProblem as problem:
+            hint = self._call_hint(problem.__cause__)
+            if not hint:
+                raise
+            raise ExportProblem(
+                self._model, [f + hint for f in problem.findings]
+            ) from problem.__cause__
         return Traced(artifact, self.weights, names, tuple(notes))
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -163,6 +173,20 @@ class JaxSource:
         """Names and arrays of what the function returned, after the selection, in order."""
         select = self._options.get("output_select")
         return _named_results(result if select is None else select(result), self._model)
+
+    def _call_hint(self, error: BaseException | None) -> str:
+        """How the weights arrived, for a function that fails as if it expected them otherwise."""
+        if self.framework != "jax" or not self.weights or not isinstance(error, _MISCALLED):
+            return ""
+        tree = self._weights_of.tree
+        if tree is None:
+            names = listing(name for name, _ in self.weights)
+            return f" (the weights were given as pairs, and are an argument each: {names})"
+        kind = tree.node_data()[0].__name__ if tree.node_data() else "array"
+        return (
+            f" (the weights were given as one {kind}, and are one argument, after the inputs; pairs"
+            " [(name, array), ...] are an argument each)"
+        )
 
     def _call(self, arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Any]]:
         count = len(self.inputs)
@@ -246,7 +270,8 @@ def _host_array(role: str, value: Any, findings: list[str]) -> Array | None:
         by_numpy(array.dtype)
     except (KeyError, TypeError, ValueError):
         kind = getattr(value, "dtype", type(value).__name__)
-        findings.append(f"{role} is {kind}, which is no array that a bundle can hold")
+        usable = "; of these, float8_e4m3fn and float8_e5m2 are" if "float8" in str(kind) else ""
+        findings.append(f"{role} is {kind}, which is no array that a bundle can hold{usable}")
         return None
     except RuntimeError as error:  # donated to an earlier call, or on devices of other processes
         findings.append(f"{role} cannot be read: {error}")

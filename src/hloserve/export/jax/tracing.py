@@ -20,6 +20,7 @@ import numpy as np
 from jax import export
 
 from hloserve.core.errors import ExportProblem
+from hloserve.export.author_line import author_line, error_text, is_raised_by_author
 from hloserve.export.jax.traps import check_traced, random_notes
 from hloserve.export.options import MatmulPrecision
 from hloserve.export.source import NamedArrays, Shape, SymbolicTraceFailed
@@ -77,7 +78,7 @@ def trace_function(  # noqa: PLR0913  # the keywords are what the frontends pass
             raise
         except Exception as error:  # a model's own code runs in here, so anything can be raised
             if is_symbolic:
-                raise SymbolicTraceFailed(_first_line(error)) from error
+                raise SymbolicTraceFailed(error_text(error) + author_line(error)) from error
             raise ExportProblem(model, _why_untraceable(error)) from error
     if notes is not None:
         names = [*input_names] or [f"input_{index}" for index in range(len(shapes))]
@@ -137,23 +138,37 @@ def _input_types(
     ]
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    return text if len(text) <= 300 else text[:300] + "..."
-
-
 def _why_untraceable(error: BaseException) -> str:
+    said, at = error_text(error), author_line(error)
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return (
+            f"the model selects by a mask{at}, and how much that gives depends on values ({said});"
+            " a program has fixed shapes: use jnp.where(mask, x, 0), or the argument size of"
+            " jnp.nonzero, jnp.unique and the like"
+        )
     if isinstance(
         error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
     ):
         return (
             "the model decides in Python, or converts to NumPy, by values that are known only when"
-            f" it runs ({_first_line(error)}); use jax.numpy, jnp.where or jax.lax.cond"
+            f" it runs ({said}){at}; use jax.numpy, jnp.where or jax.lax.cond"
         )
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return (
             "the model keeps a value of an earlier trace in a variable outside of it"
-            f" ({_first_line(error)}); return it instead"
+            f" ({said}){at}; return it instead"
         )
-    return f"the model cannot be traced: {_first_line(error)}"
+    if "requires a key" in said or "needs PRNG" in said:
+        return (
+            f"the model cannot be traced{at}: {said}; a layer that is made in the call is in"
+            " training mode: make it where the module is made, or tell it to be deterministic"
+        )
+    if is_raised_by_author(error):
+        return (
+            f"the model cannot be traced: its own code fails{at}: {said}; call it on the example"
+            " inputs to see the traceback"
+        )
+    return (
+        f"the model cannot be traced{at}: {said}; call it on arrays of the shapes that are exported"
+        " to see the traceback"
+    )

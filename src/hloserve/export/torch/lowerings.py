@@ -266,6 +266,12 @@ def read_extent(x: Any, axis: int) -> Any:
     return x.shape[axis]
 
 
+@lowers("sym_numel.default")
+def count_elements(x: Any) -> Any:
+    """The number of elements: an integer or a symbolic one."""
+    return math.prod(x.shape)
+
+
 @lowers("_local_scalar_dense.default", "item.default")
 def read_scalar(x: Any) -> Any:
     """The element of an array of one element, which the graph goes on to compute with."""

@@ -38,6 +38,20 @@ __all__ = ["TorchProgram", "quiet_torch", "read_program"]
 
 _MOST_PLACES = 3
 """Places that a message names of one operator."""
+_LAPACK = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet", "_linalg_solve_ex"),
+        *("_linalg_svd", "cholesky", "cholesky_inverse", "cholesky_solve", "geqrf"),
+        *("linalg_cholesky_ex", "linalg_eig", "linalg_eigvals", "linalg_householder_product"),
+        *("linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_lstsq"),
+        *("linalg_lu", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr"),
+        *("linalg_solve_triangular", "lu_unpack", "ormqr", "triangular_solve"),
+    )
+)
+"""Operators that XLA leaves to LAPACK, or to a library of the device."""
+_CHECKS = ("aten._linalg_check_errors",)
+"""What operators with effects do not matter: they look at what LAPACK says."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ def read_program(exported: Any, model: str) -> TorchProgram:
         *_mutations(program.graph_signature),
         *_open_shapes(program.graph_module),
         *_random_operators(program.graph_module),
+        *_platform_operators(program.graph_module),
         *_missing_operators(program.graph_module, table),
     ]
     slots, weights, notes = _bind(program, findings)
@@ -163,6 +178,9 @@ def _bind(
         if spec.kind is kinds.InputKind.USER_INPUT:
             constant = isinstance(spec.arg, kinds.ConstantArgument)
             slots.append(_Slot(fixed=spec.arg.value) if constant else _Slot(is_input=True))
+            continue
+        if spec.kind is kinds.InputKind.TOKEN:  # orders effects, which have been looked at
+            slots.append(_Slot())
             continue
         name = str(spec.target).removeprefix(f"{WRAPPED}.")
         tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
@@ -253,11 +271,29 @@ def _draws(node: Any) -> bool:
     return True
 
 
+def _platform_operators(module: Any) -> Iterator[str]:
+    for node in _calls(module):
+        name = _short(node.target)
+        if name in _LAPACK:
+            yield (
+                f"{name} in {describe_place(node)} needs LAPACK, or another library of one"
+                " platform: no program of it runs everywhere; compute it before the export, in a"
+                " hook, or with plain operations"
+            )
+        elif name == "with_effects" and _short(node.args[1]) not in _CHECKS:
+            yield (
+                f"{_short(node.args[1])} in {describe_place(node)} does something besides computing"
+                " its result, which a program cannot; take it out"
+            )
+
+
 def _missing_operators(module: Any, table: OpTable) -> Iterator[str]:
     places: dict[str, list[str]] = {}
     for node in _calls(module):
-        if not is_known(node.target, table) and not _draws(node):
-            found = places.setdefault(_short(node.target), [])
+        name = _short(node.target)
+        is_told = name in _LAPACK or name == "with_effects" or _draws(node)
+        if not is_known(node.target, table) and not is_told:
+            found = places.setdefault(name, [])
             where = describe_place(node)
             if where not in found:
                 found.append(where)

@@ -21,6 +21,7 @@ from typing_extensions import Unpack
 
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
+from hloserve.export.author_line import author_line, error_text
 from hloserve.export.jax.tracing import trace_function
 from hloserve.export.options import ExportOptions, MatmulPrecision
 from hloserve.export.pipeline import export_source
@@ -33,10 +34,8 @@ from hloserve.export.torch.results import named_tensors
 from hloserve.export.torch.traps import (
     check_input,
     check_module,
-    describe_author_line,
     explain_failure,
     is_data_dependent,
-    name_error,
 )
 
 __all__ = ["TorchSource", "as_arguments", "export_pytorch", "export_torch_source"]
@@ -176,10 +175,15 @@ class TorchSource:
             with torch.no_grad():
                 result = self._flat.call([example.clone() for example in self._examples])
         except Exception as error:  # the model's own code runs here, so anything can be raised
-            at = describe_author_line(error)
+            at = author_line(error)
+            shapes = ", ".join(
+                f"{name} {list(example.shape)}"
+                for name, example in zip(self._names, self._examples, strict=True)
+            )
             raise ExportProblem(
                 self._model,
-                f"the model does not run on its example inputs{at}: {name_error(error)}",
+                f"the model does not run on its example inputs{at}: {error_text(error)}; give"
+                f" inputs that forward() takes (these are {shapes})",
             ) from error
         try:
             return tuple(name for name, _ in named_tensors(result))

@@ -7,27 +7,26 @@ torch's errors. What does not: checks of the traced program (`hloserve.export.to
 import inspect
 import os
 import re
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hloserve.export.author_line import author_line, error_text
 from hloserve.export.torch.arrays import dtype_of, torch
 
 __all__ = [
     "check_input",
     "check_module",
-    "describe_author_line",
     "explain_failure",
     "is_data_dependent",
-    "name_error",
 ]
 
 _MOST_NAMES = 5
 """Layers that one message names."""
 
-_TORCH = os.path.dirname(torch.__file__)
-_OURS = os.path.dirname(__file__)
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+_LOADING = (
+    "make the module in Python, load them with"
+    " module.load_state_dict(torch.load(path, weights_only=True)), and export the module"
+)
 
 
 def check_module(module: Any, *, scripted: bool = False) -> list[str]:
@@ -36,10 +35,7 @@ def check_module(module: Any, *, scripted: bool = False) -> list[str]:
     if isinstance(module, torch.jit.ScriptModule) and not scripted:
         return ["the model is a TorchScript module; use export_torchscript"]
     if not isinstance(module, nn.Module):
-        return [
-            f"the model is of type {type(module).__name__}, expected a torch.nn.Module; wrap a"
-            " function in a module whose forward() calls it"
-        ]
+        return [_no_module(module)]
     findings = list(_wrappers(module, scripted=scripted))
     quantised = [
         name or "the model"
@@ -63,6 +59,23 @@ def check_module(module: Any, *, scripted: bool = False) -> list[str]:
             if wrong:
                 findings.append(f"{kind} {name!r} {wrong}")
     return findings
+
+
+def _no_module(given: Any) -> str:
+    """Say what was given instead of a module, and what to do with it."""
+    if isinstance(given, Mapping) and any(isinstance(v, torch.Tensor) for v in given.values()):
+        return f"the model is a state dict, tensors without code: {_LOADING}"
+    if isinstance(given, torch.export.ExportedProgram):
+        return "the model is an archive of torch.export; export its module()"
+    if isinstance(given, str | os.PathLike):
+        return (
+            f"the model is the path {str(given)!r}: a TorchScript file is for export_torchscript;"
+            f" of a file of tensors, {_LOADING}"
+        )
+    return (
+        f"the model is of type {type(given).__name__}, expected a torch.nn.Module; wrap a function"
+        " in a module whose forward() calls it"
+    )
 
 
 def check_input(name: str, tensor: Any) -> str | None:
@@ -138,6 +151,8 @@ def _wrong_tensor(tensor: Any) -> str | None:
 def _instead(tensor: Any) -> str:
     if tensor.is_complex():
         return "; take the real and the imaginary part as two tensors (torch.view_as_real)"
+    if "float8" in str(tensor.dtype):
+        return "; of these, float8_e4m3fn and float8_e5m2 can be"
     return ""
 
 
@@ -158,7 +173,7 @@ def explain_failure(error: BaseException, *, symbolic: bool) -> str:
         error: what torch.export or the model's own code raised.
         symbolic: whether extents were open.
     """
-    at = describe_author_line(error)
+    at = author_line(error)
     if is_data_dependent(error):
         return (
             f"the model decides by a tensor's values{at}: a program has fixed control flow and"
@@ -175,31 +190,4 @@ def explain_failure(error: BaseException, *, symbolic: bool) -> str:
         limits = re.findall(r"^  ([^_\s].*)$", advice, re.MULTILINE)
         if limits:
             return f"torch limits an open extent ({', '.join(limits)}){at}"
-    return f"torch.export fails{at}: {name_error(error)}"
-
-
-def name_error(error: BaseException) -> str:
-    """The type of an error and the first line of its message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else "no message"
-    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:300] + '...'}"
-
-
-def describe_author_line(error: BaseException) -> str:
-    """The innermost line of the author's code that an error passed through, as `` at ...``."""
-    chain: list[BaseException] = []
-    while error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__ or error
-    for link in reversed(chain):
-        for frame in reversed(traceback.extract_tb(link.__traceback__)):
-            if not _is_foreign(frame.filename):
-                return f" at {os.path.basename(frame.filename)} line {frame.lineno}"
-    return ""
-
-
-def _is_foreign(file: str) -> bool:
-    """Whether a file is torch's, ours or of the standard library."""
-    if file.startswith((_TORCH, _OURS)):
-        return True
-    return "site-packages" not in file and file.startswith((_STANDARD_LIBRARY, "<"))
+    return f"torch.export fails{at}: {error_text(error)}"

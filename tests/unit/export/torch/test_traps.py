@@ -1,5 +1,6 @@
 """PyTorch modules that must not be exported: each says its cause and place, and writes nothing."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,57 @@ def test_64_bit_types_cannot_be_switched_off(tmp_path: Path) -> None:
     )
 
     assert "enable_x64 cannot be off" in text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.linalg.inv,
+        torch.linalg.det,
+        torch.linalg.slogdet,
+        torch.linalg.cholesky,
+        torch.linalg.qr,
+        torch.linalg.eigh,
+        torch.linalg.svdvals,
+        torch.linalg.pinv,
+        lambda x: torch.linalg.solve(x, x),
+        lambda x: torch.linalg.solve_triangular(x, x, upper=False),
+    ],
+)
+def test_what_needs_lapack_is_told_as_such(tmp_path: Path, function: Callable[[Any], Any]) -> None:
+    """The one cause is named, not the machinery by which torch calls it."""
+    text = _findings(tmp_path, Calling(lambda x: function(x @ x.mT + torch.eye(3))), _X)
+
+    assert "needs LAPACK, or another library of one platform" in text
+    assert re.search(r" in .*\.py line \d+ needs", text)
+    assert not any(word in text for word in ("with_effects", "Token", "lowering", "quantised"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (nn.Linear(4, 2).state_dict(), "is a state dict, tensors without code: make the module"),
+        ("net.pt", "a TorchScript file is for export_torchscript"),
+        (Path("net.pt"), "module.load_state_dict(torch.load(path, weights_only=True))"),
+        (torch.export.export(nn.Linear(4, 2), (_X,)), "export its module()"),
+        (abs, "wrap a function in a module"),
+    ],
+    ids=["state dict", "text", "path", "archive", "function"],
+)
+def test_what_is_no_module_says_how_to_make_one(tmp_path: Path, given: Any, told: str) -> None:
+    """Weights without code, files, and archives each have a next step."""
+    assert told in _findings(tmp_path, given)
+
+
+def test_other_float8_names_those_that_can_be_stored(tmp_path: Path) -> None:
+    """Two of the many are types of bundles."""
+    text = _findings(tmp_path, nn.Linear(4, 2).eval(), _X.to(torch.float8_e4m3fnuz))
+
+    assert "float8_e4m3fn and float8_e5m2 can be" in text
+
+
+def test_example_of_a_wrong_shape_is_told_with_the_shapes(tmp_path: Path) -> None:
+    """What was given stands beside what torch says of it."""
+    text = _findings(tmp_path, nn.Linear(5, 2).eval())
+
+    assert "give inputs that forward() takes (these are input_0 [3, 4])" in text
