@@ -106,3 +106,19 @@ def test_only_values_that_are_written_as_json_are_counted() -> None:
     assert codec.json_values(response, codec.OutputForms()) == 16
     assert codec.json_values(response, codec.OutputForms(is_binary={"a": True})) == 6
     assert codec.json_values(response, codec.OutputForms(default_is_binary=True)) == 0
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}"])
+def test_millions_of_lists_are_refused_before_they_are_made(item: bytes) -> None:
+    """The parser would hold everybody up for seconds."""
+    with pytest.raises(MalformedBody, match=r"1048577 lists and objects, at most 1048576"):
+        parse_request(_body(b"[" + b",".join([item] * (2**20 - 4)) + b"]"))
+
+    accepted = parse_request(_body(b"[" + b",".join([item] * (2**20 - 5)) + b"]"))
+    assert len(accepted.inputs[0].data) == 2**20 - 5
+
+
+def test_long_text_that_is_no_json_is_refused_at_once() -> None:
+    """Nothing is made of its numbers."""
+    with pytest.raises(MalformedBody, match="not JSON: Input data was truncated"):
+        parse_request(b'{"inputs":[{"data":[' + _PAD)
