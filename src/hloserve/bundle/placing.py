@@ -4,17 +4,17 @@ What lives here: a directory that is filled beside its place. What does not: wha
 (`hloserve.bundle.writing`), and taking the place (`hloserve.bundle.replacing`). Any thread, but one
 writer per bundle.
 
-Rule: what a crash leaves has a name that discovery skips.
+Rules.
+1. What a crash leaves has a name that discovery skips.
+2. The next writer in the same repository removes it (`hloserve.bundle.abandoned`).
 """
 
 import os
-import secrets
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from hloserve.bundle.abandoned import make_temporary, remove_abandoned
 from hloserve.bundle.disk import DISK, Chunks, Disk
-from hloserve.bundle.fingerprint import TEMPORARY_MARK
 from hloserve.bundle.manifest import MANIFEST_FILE
 from hloserve.bundle.replacing import Rename, place_new, rename_by_kernel, replace_directory
 from hloserve.core.errors import BundleProblem
@@ -29,6 +29,7 @@ def place_bundle(
     files: Mapping[str, Chunks],
     *,
     overwrite: bool,
+    check: Callable[[Path], object] | None = None,
     rename: Rename = rename_by_kernel,
     disk: Disk = DISK,
 ) -> None:
@@ -38,6 +39,8 @@ def place_bundle(
         target: where it will be; absolute.
         files: bare name to bytes.
         overwrite: replace an existing bundle.
+        check: looks at the finished directory before it takes its place; what it raises is let
+            through, and nothing is left.
         rename: takes the place; what a file system knows of rules for it.
         disk: makes all other changes.
 
@@ -55,18 +58,17 @@ def place_bundle(
         )
     try:
         disk.make_directory(target.parent)
-        temporary = _make_temporary(target, disk)
-        try:
+        remove_abandoned(target.parent, disk)
+        with make_temporary(target, disk) as temporary:
             for name, chunks in files.items():
                 disk.write_new(temporary / name, chunks)
             disk.sync_directory(temporary)
+            if check is not None:
+                check(temporary)
             if is_taken:
                 replace_directory(temporary, target, rename, disk)
             else:
                 _place_new(temporary, target, rename, disk)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
     except OSError as error:
         raise BundleProblem(target, f"cannot be written: {error.strerror or error}") from error
 
@@ -81,11 +83,3 @@ def _place_new(temporary: Path, target: Path, rename: Rename, disk: Disk) -> Non
         place_new(temporary, target, rename, disk)
     except FileExistsError as error:  # it appeared while we wrote
         raise BundleProblem(target, _EXISTS) from error
-
-
-def _make_temporary(target: Path, disk: Disk) -> Path:
-    # mkdir and not mkdtemp: the bundle's mode is the umask's business, servers have other users.
-    name = f".{target.name[:32]}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}"
-    temporary = target.with_name(name)
-    disk.make_directory(temporary)
-    return temporary

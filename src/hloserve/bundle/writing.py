@@ -11,7 +11,7 @@ Rules.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hloserve.bundle.disk import Chunks
@@ -52,6 +52,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     description: str = "",
     files: Mapping[str, bytes | str] | None = None,
     overwrite: bool = False,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """Write a bundle: manifest, programs and weights, all at once or not at all.
 
@@ -79,6 +80,8 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         description: free text for people.
         files: more files by bare name, such as ``model.py``; client specs need one in the end.
         overwrite: replace an existing bundle in one step; otherwise one is refused.
+        check: gets the finished directory before it takes its place, under a temporary name; what
+            it raises is let through, and nothing is written.
 
     Returns:
         The bundle's directory.
@@ -137,7 +140,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     # A hook file may also be added later, by hand: client specs alone are no reason to refuse.
     parse_manifest(text, name=name, has_hook_file=True, source=str(target))
     written[MANIFEST_FILE] = (text.encode(),)
-    place_bundle(target, written, overwrite=overwrite)
+    place_bundle(target, written, overwrite=overwrite, check=check)
     return target
 
 
