@@ -8,9 +8,9 @@ Rules.
 1. Requests are answered strictly in the order they came; `respond` may be called in any order.
 2. Whatever is refused gets one error response in its turn, and ends the connection. Nothing that
    follows on it is read.
-3. At most `max_pipelined` requests are handed out unanswered, and none after one with a long body,
-   or a connection could hold as many bodies. Beyond them, what one slice of input made is kept as
-   requests, the rest as bytes.
+3. At most `max_pipelined` requests are handed out unanswered, and none after one with a body that
+   is long or compressed, or a connection could hold, and keep us at work with, as many of those.
+   Beyond them, what one slice of input made is kept as requests, the rest as bytes.
 """
 
 from collections import deque
@@ -109,10 +109,12 @@ class HttpServerConnection:
 
     @property
     def is_full(self) -> bool:
-        """True while no further request is taken: there are many, or the last one is long."""
+        """True while no further request is taken: there are many, or the last is much work."""
         pending = self._pending
         return bool(pending) and (
-            len(pending) >= self._limits.max_pipelined or len(pending[-1].body) > _LONG_BODY_BYTES
+            len(pending) >= self._limits.max_pipelined
+            or len(pending[-1].body) > _LONG_BODY_BYTES
+            or b"content-encoding" in pending[-1].headers
         )
 
     @property
@@ -238,8 +240,8 @@ class HttpServerConnection:
         reader = self._reader
         ready, reader.ready = reader.ready, []
         if ready:
-            room = self._limits.max_pipelined - len(self._pending)
-            if len(ready) > room:
+            is_alone = len(ready) == 1 and not self._pending
+            if not is_alone and len(ready) > (room := self._room_for(ready)):
                 reader.ready = ready[room:]
                 del ready[room:]
             self._pending += ready
@@ -247,6 +249,16 @@ class HttpServerConnection:
             if reader.has_ended:
                 self._is_open = False
         return ready
+
+    def _room_for(self, ready: Sequence[HttpRequest]) -> int:
+        """How many of some requests may be handed out."""
+        if self._pending and self.is_full:
+            return 0
+        room = self._limits.max_pipelined - len(self._pending)
+        for number, request in enumerate(ready[:room], 1):
+            if b"content-encoding" in request.headers:
+                return number
+        return room
 
     def _has_preface(self, data: bytes | memoryview) -> bool:
         """Look at the first bytes of the connection for a client that means the gRPC port."""

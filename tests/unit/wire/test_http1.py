@@ -324,6 +324,21 @@ def test_nothing_is_taken_after_a_long_body_until_it_is_answered() -> None:
     assert [b"first", b"second"] == [answer.body for answer in responses(output(http))]
 
 
+def test_nothing_is_taken_after_a_compressed_body_until_it_is_answered() -> None:
+    """A few kilobytes of it may be a second of work."""
+    http = connection()
+    packed = post(b"packed", "Content-Encoding: gzip")
+
+    (first,) = feed(http, packed * 3)
+    http.respond(first, 200, b"first")
+    (second,) = http.receive(b"")
+    assert http.has_backlog
+    http.respond(second, 200, b"second")
+    (third,) = http.receive(b"")
+
+    assert b"packed" == third.body
+
+
 def test_pipelining_is_bounded() -> None:
     """Beyond the bound, bytes wait unparsed until answers make room."""
     http = connection(max_pipelined=3)
