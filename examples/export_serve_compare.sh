@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Export an example's model, check the bundle, serve it, ask three clients, compare with the source.
 # Run in an environment that has hloserve's dev group; the ports are the system's choice.
-# Usage: examples/export_serve_compare.sh EXAMPLE, the name of a directory beside this file.
+# Usage: examples/export_serve_compare.sh [--no-checkpoint] EXAMPLE [ARGUMENT...]
+# EXAMPLE is the name of a directory beside this file; the ARGUMENTs are those of its make_bundle.
+# With --no-checkpoint its weights come from elsewhere, and no file of them is written and compared.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-example=$1
 
 work=$(mktemp -d)
 server=
@@ -14,7 +15,15 @@ stop() {
 }
 trap stop EXIT
 
-python -m "examples.$example.make_bundle" "$work/repository/$example" "$work/checkpoint"
+checkpoint=("$work/checkpoint")
+if [ "$1" = --no-checkpoint ]; then
+  checkpoint=()
+  shift
+fi
+example=$1
+shift
+
+python -m "examples.$example.make_bundle" "$work/repository/$example" "${checkpoint[@]}" "$@"
 
 hloserve check --run "$work/repository/$example"
 
@@ -36,4 +45,4 @@ until curl -sf "http://$http/v2/health/ready" >/dev/null; do
   sleep 0.2
 done
 
-python -m "examples.$example.compare" "$work/checkpoint" --http "$http" --grpc "$grpc"
+python -m "examples.$example.compare" "${checkpoint[@]}" --http "$http" --grpc "$grpc"

@@ -1,35 +1,3 @@
 #!/usr/bin/env bash
-# Export all-MiniLM-L6-v2, serve it, query it with three clients, compare with the original.
-# Run in an environment that has hloserve's dev group; the ports are the system's choice.
-set -euo pipefail
-cd "$(dirname "$0")/../.."
-
-work=$(mktemp -d)
-server=
-stop() {
-  if [ -n "$server" ]; then kill "$server" 2>/dev/null && wait "$server" || true; fi
-  rm -rf "$work"
-}
-trap stop EXIT
-
-python -m examples.minilm.make_bundle "$work/repository/minilm"
-
-hloserve serve "$work/repository" --http-port 0 --grpc-port 0 --admin-port 0 \
-  --ports-file "$work/ports.json" &
-server=$!
-
-until [ -s "$work/ports.json" ]; do
-  kill -0 "$server" # fails, and ends the script, when the server has gone
-  sleep 0.1
-done
-port() { python -c "import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])" "$work/ports.json" "$1"; }
-http=127.0.0.1:$(port http)
-grpc=127.0.0.1:$(port grpc)
-
-# Up is not ready: the programs are compiled now.
-until curl -sf "http://$http/v2/health/ready" >/dev/null; do
-  kill -0 "$server"
-  sleep 0.2
-done
-
-python -m examples.minilm.compare --http "$http" --grpc "$grpc"
+# Export all-MiniLM-L6-v2, check, serve, ask three clients, and compare with the original.
+exec "$(dirname "$0")/../export_serve_compare.sh" --no-checkpoint minilm

@@ -212,7 +212,7 @@ def _report(
     return ExportReport(
         name=settings.name,
         directory=settings.directory,
-        framework=source.framework,
+        framework=str(source.provenance.get("source_subframework", source.framework)),
         tracing=made.tracing,
         programs=proof.programs,
         weights=len(made.weights),

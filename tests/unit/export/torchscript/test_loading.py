@@ -1,6 +1,7 @@
 """TorchScript files, and the many files that are none."""
 
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -158,6 +159,16 @@ def test_bytecode_without_a_graph_is_refused(tmp_path: Path) -> None:
         archive.writestr("lite/bytecode.pkl", b"")
 
     assert "lite interpreter" in problem_of(path)
+
+
+def test_file_for_the_lite_interpreter_that_kept_its_code_is_loaded(tmp_path: Path) -> None:
+    """Bytecode beside the code does not matter."""
+    path = tmp_path / "lite.ptl"
+    with quiet(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Lite Interpreter is deprecated")  # files are not
+        torch.jit.script(Layer())._save_for_lite_interpreter(str(path))
+
+    assert load_script(path, "layer").forward(torch.ones(1, 3)).shape == (1, 2)
 
 
 def test_what_is_no_script_is_told_by_its_type() -> None:

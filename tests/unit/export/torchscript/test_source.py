@@ -191,9 +191,10 @@ def test_file_is_recorded_without_its_directory(tmp_path: Path) -> None:
     with quiet():
         torch.jit.save(scripted(Scaled()), str(path))
 
-    export_torchscript(path, np.asarray(X), dir=tmp_path / "m")
+    report = export_torchscript(path, np.asarray(X), dir=tmp_path / "m")
 
     manifest = (tmp_path / "m" / "manifest.yaml").read_text(encoding="utf-8")
+    assert report.framework == "torchscript"
     assert "torchscript_path: scaled.pt" in manifest
     assert "torchscript_sha256" in manifest
     assert str(tmp_path) not in manifest
