@@ -7,14 +7,8 @@ from hypothesis import strategies as st
 
 from hloserve.core.dtypes import DTYPES, F32, DType
 from hloserve.core.tensors import Array
-from hloserve.export.proof.figures import (
-    compare,
-    default_tolerance,
-    judge,
-    row_signal,
-    signal_between,
-)
-from hloserve.export.proof.inputs import epsilon, is_float
+from hloserve.engine.differences import compare, epsilon, is_float, row_signal, signal_between
+from hloserve.export.proof.figures import default_tolerance, judge
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -24,7 +24,14 @@ from hloserve.engine.mlir import Diagnostics, MlirProgram, one_line, read_progra
 from hloserve.engine.mlir_annotations import walk_ops
 from hloserve.engine.portability import PORTABLE_DIALECTS, large_constants
 
-__all__ = ["OLDEST_TARGET", "Artifact", "clean_program", "serialise_program", "tidy_program"]
+__all__ = [
+    "OLDEST_TARGET",
+    "Artifact",
+    "check_target",
+    "clean_program",
+    "serialise_program",
+    "tidy_program",
+]
 
 OLDEST_TARGET = "1.0.0"
 """What is written when nothing newer is needed: readers promise five years back."""
@@ -111,6 +118,17 @@ def tidy_program(program: MlirProgram, model: str) -> MlirProgram:
     return replace(program, custom_calls=frozenset(_custom_calls(program.module)))
 
 
+def check_target(version: str) -> list[str]:
+    """Whether a StableHLO version can be written here; a finding when it cannot."""
+    oldest, newest = str(stablehlo.get_minimum_version()), str(stablehlo.get_current_version())
+    if _version_key(oldest) <= _version_key(version) <= _version_key(newest):
+        return []
+    return [
+        f"target_version: this jaxlib writes StableHLO {oldest} to {newest}, got {version};"
+        " leave it out for the oldest that has what the program uses"
+    ]
+
+
 def serialise_program(program: MlirProgram, target_version: str | None, model: str) -> Artifact:
     """Write a program as a portable artifact.
 
@@ -125,7 +143,9 @@ def serialise_program(program: MlirProgram, target_version: str | None, model: s
     """
     current = str(stablehlo.get_current_version())
     if target_version is not None:
-        _check_version(target_version, current, model)
+        wrong = check_target(target_version)
+        if wrong:
+            raise ExportProblem(model, wrong)
         content, reason = _try_serialise(program.module, target_version)
         if content is None:
             oldest = _oldest_artifact(program, current)
@@ -164,16 +184,6 @@ def _versions_from(oldest: str, current: str) -> Iterator[str]:
 def _version_key(version: str) -> tuple[int, int, int]:
     major, minor, patch = map(int, version.split("."))
     return major, minor, patch
-
-
-def _check_version(target: str, current: str, model: str) -> None:
-    oldest = str(stablehlo.get_minimum_version())
-    if not _version_key(oldest) <= _version_key(target) <= _version_key(current):
-        raise ExportProblem(
-            model,
-            f"target_version: this jaxlib writes StableHLO {oldest} to {current}, got {target};"
-            " leave it out for the oldest that has what the program uses",
-        )
 
 
 def _try_serialise(module: Any, version: str) -> tuple[bytes | None, str]:

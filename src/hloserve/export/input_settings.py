@@ -4,6 +4,7 @@ What lives here: `InputSetting`: name, dtype, batch axis and shapes of an input.
 other options (`hloserve.export.settings`, which calls this). Pure; any thread.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -39,6 +40,14 @@ class InputSetting:
             batch if axis == self.batch_axis else extent
             for axis, extent in enumerate(self.shapes[variant])
         )
+
+    def nbytes(self, variant: int, batch: int) -> int:
+        """Bytes of the input for a number of rows."""
+        return math.prod(self.extents(variant, batch)) * self.dtype.itemsize
+
+    def extents(self, variant: int, batch: int) -> tuple[int, ...]:
+        """Its shape for a number of rows."""
+        return tuple(int(extent) for extent in self.shape(variant, batch))
 
     @property
     def variable_axes(self) -> tuple[int, ...]:

@@ -137,20 +137,27 @@ def _declare_outputs(
             findings.append(f"output {name!r} has another rank in another variant; make them equal")
             continue
         probed = [(p, p.program.signature.outputs[index].shape) for p in made.probes]
-        batch_axis = None
+        batch_axis = follows = None
         if settings.batch_sizes:
             batch_axis = _find_batch_axis(name, [*shapes, *probed], findings, notes)
             if given is not None:
                 _check_given_axis(name, given[index], batch_axis, findings)
+                follows, batch_axis = batch_axis, given[index]
             if batch_axis is None:
-                notes.append(
-                    f"output {name!r} has no batch axis, so requests of several clients are not"
-                    " merged into one batch"
-                )
-        shape = _declared_shape(name, batch_axis, shapes, findings)
+                notes.append(_unmerged_note(name, settings))
+        shape = _declared_shape(name, batch_axis, follows, shapes, findings)
         letters = settings.axis_letters.get(name)
         specs.append(IOSpec(name, first[index].dtype, shape, batch_axis, letters))
     return tuple(specs)
+
+
+def _unmerged_note(name: str, settings: Settings) -> str:
+    sizes = settings.batch_sizes
+    several = f"one of {listing(sizes)}" if len(sizes) > 1 else str(sizes[0])
+    return (
+        f"output {name!r} has no batch axis, so requests are neither merged nor padded: servers"
+        f" refuse every number of rows but {several}"
+    )
 
 
 _Shapes = Sequence[tuple[SizedProgram, tuple[int | None, ...]]]
@@ -176,20 +183,28 @@ def _find_batch_axis(
 
 
 def _check_given_axis(name: str, given: int | None, found: int | None, findings: list[str]) -> None:
-    if given != found:
+    # None is a choice: of an output whose rows are not independent it says so.
+    if given not in (found, None):
         have = "none of its axes follows the batch" if found is None else f"it is axis {found}"
         findings.append(f"output_batch_axes: is {given} for output {name!r}, but {have}")
 
 
 def _declared_shape(
-    name: str, batch_axis: int | None, shapes: _Shapes, findings: list[str]
+    name: str,
+    batch_axis: int | None,
+    follows: int | None,
+    shapes: _Shapes,
+    findings: list[str],
 ) -> tuple[int, ...]:
+    """Extents as they are declared; `follows` is an axis that may follow the batch undeclared."""
     declared = []
     for axis, extent in enumerate(shapes[0][1]):
         by_variant: dict[int, set[int | None]] = {}
         for program, shape in shapes:
             by_variant.setdefault(program.variant, set()).add(shape[axis])
-        if axis != batch_axis and any(len(extents) > 1 for extents in by_variant.values()):
+        if axis not in (batch_axis, follows) and any(
+            len(extents) > 1 for extents in by_variant.values()
+        ):
             pairs = ", ".join(f"{s[axis]} at batch size {p.size}" for p, s in shapes)
             findings.append(
                 f"output {name!r}: axis {axis} is {pairs}: neither fixed nor the batch axis; give"

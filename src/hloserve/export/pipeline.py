@@ -6,7 +6,8 @@ things (`hloserve.export.settings`, `programs`, `interface`, `artifact`, `proof`
 
 Rules.
 1. Nothing is written before the proof; a failure leaves neither file nor directory behind.
-2. All that an author can mend is an `ExportProblem`. One thread.
+2. Nothing takes its place before it has passed the check of `hloserve check`, hooks included.
+3. All that an author can mend is an `ExportProblem`. One thread.
 """
 
 import platform
@@ -15,13 +16,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hloserve
+from hloserve.bundle.findings import listing
 from hloserve.bundle.layout import program_name
 from hloserve.bundle.writing import write_bundle
-from hloserve.core.errors import ProofFailed
+from hloserve.core.errors import ExportProblem, ProofFailed
 from hloserve.export.artifact import OLDEST_TARGET, Artifact, serialise_program
+from hloserve.export.destination import check_space
 from hloserve.export.interface import Interface, declare_interface
 from hloserve.export.options import ExportOptions
 from hloserve.export.programs import ProgramSet, trace_programs
@@ -29,6 +34,7 @@ from hloserve.export.proof.prove import Candidate, Proof, ProofSettings, prove
 from hloserve.export.report import ExportReport, output_proofs
 from hloserve.export.settings import Settings, resolve_settings
 from hloserve.export.source import Source
+from hloserve.models.bundle_check import check_bundle
 
 __all__ = ["export_source"]
 
@@ -48,16 +54,25 @@ def export_source(source: Source, options: ExportOptions) -> ExportReport:
     settings = resolve_settings(source, options)
     clock = _PhaseClock()
     try:
-        export = _trace_and_prove(source, settings, clock)
+        export = _export(source, settings, clock)
+    except MemoryError as error:
+        sizes = f"; its batch sizes are {listing(settings.batch_sizes)}"
+        reason = "the memory of this machine does not hold the model's inputs and results"
+        raise ExportProblem(settings.name, reason + sizes * bool(settings.batch_sizes)) from error
+    with clock.phase("write"):
+        _write(source, settings, export)
+    return _report(source, settings, export, clock.seconds)
+
+
+def _export(source: Source, settings: Settings, clock: "_PhaseClock") -> "_Export":
+    try:
+        return _trace_and_prove(source, settings, clock)
     except ProofFailed as failure:
         if settings.is_dynamic or not settings.batch_sizes:
             raise
         # A model that compares the batch size in Python is traced as if it were no particular one.
         why = f"one trace for all sizes does not do what the model does ({failure.findings[0]})"
-        export = _trace_and_prove(source, settings, clock, why)
-    with clock.phase("write"):
-        _write(source, settings, export)
-    return _report(source, settings, export, clock.seconds)
+        return _trace_and_prove(source, settings, clock, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,7 @@ def _trace_and_prove(
         made = trace_programs(source, settings, why_per_size)
         interface = declare_interface(settings, made)
         files = _program_files(settings, made, interface)
+        _check_space(settings, made, files)
     with clock.phase("proof"):
         proof = prove(
             source,
@@ -171,8 +187,33 @@ def _write(source: Source, settings: Settings, export: _Export) -> None:
         description=settings.description,
         files=settings.files,
         overwrite=settings.overwrite,
+        check=partial(_check_written, settings),
         dynamic_sizes=settings.batch_sizes if settings.is_dynamic else None,
     )
+
+
+def _check_space(settings: Settings, made: ProgramSet, files: list[_ProgramFile]) -> None:
+    """Say that the disk is too small before the proof, when weights and programs are known."""
+    needed = sum(array.nbytes for _, array in made.weights)
+    needed += sum(len(content) for content in {file.candidate.artifact for file in files})
+    needed += sum(map(len, settings.files.values()))
+    findings = check_space(settings.directory, needed)
+    if findings:
+        raise ExportProblem(settings.name, findings)
+
+
+def _check_written(settings: Settings, directory: Path) -> None:
+    """Put the finished bundle through the check that a server's loader makes, hooks included."""
+    errors = check_bundle(directory).errors
+    findings = [
+        (each.text if each.text.startswith(each.place) else f"{each.place}: {each.text}").replace(
+            str(directory), str(settings.directory)
+        )
+        for each in errors
+    ]
+    if findings:
+        reason = "no server can load this bundle, and nothing was written"
+        raise ExportProblem(settings.name, [*dict.fromkeys(findings), reason])
 
 
 def _provenance(source: Source, settings: Settings, export: _Export) -> Mapping[str, object]:
@@ -220,6 +261,7 @@ def _report(
         bundle_bytes=sum(path.stat().st_size for path in settings.directory.iterdir()),
         seconds=seconds,
         unused_inputs=proof.unused_inputs,
+        unused_weights=proof.unused_weights,
         notes=(*made.notes, *export.interface.notes, *versions, *proof.notes),
         warnings=proof.warnings,
     )

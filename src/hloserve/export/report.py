@@ -16,6 +16,7 @@ from hloserve.core.units import format_bytes
 
 __all__ = ["ExportReport", "OutputProof", "ProgramReport", "output_proofs"]
 
+_MOST_NAMED = 8
 _MOST_OUTPUTS = 16  # a manifest stays a page
 
 
@@ -121,6 +122,7 @@ class ExportReport:
         bundle_bytes: bytes of all files of the bundle.
         seconds: duration per phase, in order: ``trace``, ``proof``, ``write``...
         unused_inputs: inputs that no program looks at.
+        unused_weights: weights that no program looks at; they are in the bundle all the same.
         notes: what was done that an author may want to know, one sentence each.
         warnings: what an author should look at, one sentence each.
     """
@@ -135,6 +137,7 @@ class ExportReport:
     bundle_bytes: int
     seconds: Mapping[str, float] = field(default_factory=dict)
     unused_inputs: tuple[str, ...] = ()
+    unused_weights: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -176,6 +179,7 @@ class ExportReport:
             "bundle_bytes": self.bundle_bytes,
             "seconds": {phase: round(spent, 3) for phase, spent in self.seconds.items()},
             "unused_inputs": list(self.unused_inputs),
+            "unused_weights": list(self.unused_weights),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
         }
@@ -220,6 +224,11 @@ def _facts(report: ExportReport) -> list[str]:
         facts.append(f"time: {total:.1f} s ({phases})")
     if report.unused_inputs:
         facts.append(f"inputs that nothing depends on: {', '.join(report.unused_inputs)}")
+    if report.unused_weights:
+        named = report.unused_weights[:_MOST_NAMED]
+        left_out = len(report.unused_weights) - len(named)
+        more = f" and {left_out} more" if left_out else ""
+        facts.append(f"weights that nothing depends on: {', '.join(named)}{more}")
     return facts
 
 

@@ -9,6 +9,7 @@ file and the assets, writes nothing.
 import difflib
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,14 @@ from hloserve.bundle.findings import describe, listing, repeated
 from hloserve.bundle.io_spec import IOSpec, build_specs
 from hloserve.bundle.layout import is_bundle_name
 from hloserve.bundle.manifest import MANIFEST_FILE, bundle_name
-from hloserve.bundle.manifest_text import PATCH_FILE
+from hloserve.bundle.manifest_text import PATCH_FILE, split_provenance
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
+from hloserve.core.units import format_bytes
+from hloserve.export.artifact import check_target
+from hloserve.export.callbacks import NamedProgress, try_samples
+from hloserve.export.destination import check_destination
 from hloserve.export.input_settings import InputSetting, read_inputs, read_names
 from hloserve.export.jax.compile_options import check_compile_options
 from hloserve.export.options import ExportOptions, ExportProgress, MatmulPrecision
@@ -34,6 +39,7 @@ BATCH = "batch"
 """The name of the open extent of batch axes."""
 DEFAULT_DYNAMIC_SIZES = (1, 2, 4, 8, 16, 32)
 
+_COPIES = 4
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HOOK_FILE = "model.py"
 _OWN_FILES = (MANIFEST_FILE, DEFAULT_WEIGHTS_FILE, PATCH_FILE)
@@ -110,16 +116,22 @@ def resolve_settings(source: Source, options: ExportOptions) -> Settings:
         target_version=_read_target(options, findings),
         files=_read_files(options, findings),
         description=options.get("description", ""),
-        provenance=options.get("provenance") or {},
+        provenance=_read_provenance(options, findings),
         overwrite=options.get("overwrite", False),
         tolerance=_read_tolerance(options, findings),
         prove_every_size=options.get("prove_every_size", False),
         sample_inputs=options.get("sample_inputs"),
-        progress=options.get("progress") or ExportProgress(),
+        progress=NamedProgress(options.get("progress") or ExportProgress(), name),
     )
-    _check_taken(resolved, findings)
+    _check_sizes(resolved, findings)
+    _check_clients(resolved, options, findings)
+    rows = batch_sizes[0] if batch_sizes else 1
+    if not findings:  # the author's code runs last
+        types = [(each.dtype.numpy, each.extents(0, rows)) for each in inputs]
+        several = resolved.variants > 1
+        findings += try_samples(resolved.sample_inputs, rows, None if several else types)
     if findings:
-        raise ExportProblem(name, findings)
+        raise ExportProblem(name, list(dict.fromkeys(findings)))
     return resolved
 
 
@@ -147,17 +159,36 @@ def _read_place(options: ExportOptions, findings: list[str]) -> tuple[Path, str]
         findings.append(
             f"name: {name!r} begins with '.' or holds '.tmp-'; servers skip such directories"
         )
+    findings += check_destination(directory, overwrite=options.get("overwrite", False))
     return directory, name
 
 
-def _check_taken(settings: Settings, findings: list[str]) -> None:
-    """Say it before the hours of a large export, not after."""
-    has_place = settings.directory != Path()  # otherwise that is what has been said
-    if has_place and os.path.lexists(settings.directory) and not settings.overwrite:
+def _check_clients(settings: Settings, options: ExportOptions, findings: list[str]) -> None:
+    """Client specs are what hooks make of the program's."""
+    given = [name for name in ("client_inputs", "client_outputs") if options.get(name) is not None]
+    if given and _HOOK_FILE not in settings.files and options.get("hook_file") is None:
         findings.append(
-            f"dir: {settings.directory} exists already; pass overwrite=True to replace it in one"
-            " step"
+            f"{' and '.join(given)}: need a hook_file that makes the program's tensors of them;"
+            " give it, or leave them out"
         )
+
+
+def _check_sizes(settings: Settings, findings: list[str]) -> None:
+    """A batch must fit into memory, here and in servers."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for size in settings.batch_sizes:
+        needed_bytes = max(
+            sum(each.nbytes(variant, size) for each in settings.inputs)
+            for variant in range(settings.variants)
+        )
+        # They are drawn in float64, and both source and program get them, and answer.
+        if _COPIES * needed_bytes > memory_bytes:
+            option = "dynamic_sizes" if settings.is_dynamic else "batch_sizes"
+            findings.append(
+                f"{option}: the inputs of {size} rows are {format_bytes(needed_bytes)},"
+                f" and this machine has {format_bytes(memory_bytes)} of memory, which"
+                f" must hold them {_COPIES} times; leave that size out"
+            )
 
 
 def _read_batch_sizes(options: ExportOptions, findings: list[str]) -> tuple[tuple[int, ...], bool]:
@@ -240,6 +271,17 @@ def _read_target(options: ExportOptions, findings: list[str]) -> str | None:
             f"target_version: must be a StableHLO version such as '1.0.0', got {describe(given)}"
         )
         return None
+    if given is not None:
+        findings += check_target(given)
+    return given
+
+
+def _read_provenance(options: ExportOptions, findings: list[str]) -> Mapping[str, object]:
+    given: Any = options.get("provenance") or {}
+    if not isinstance(given, Mapping):
+        findings.append(f"provenance: must be a mapping, got {describe(given)}")
+        return {}
+    split_provenance(given, findings)
     return given
 
 
@@ -268,4 +310,20 @@ def _read_files(options: ExportOptions, findings: list[str]) -> dict[str, bytes]
             files[name] = path.read_bytes()
         except OSError as error:
             findings.append(f"{option}: {path} cannot be read: {error.strerror}")
+            continue
+        if name.endswith(".py"):
+            findings += _check_syntax(option, path, files[name])
     return files
+
+
+def _check_syntax(option: str, path: Path, content: bytes) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it warns of, it warns of when it is run
+            compile(content, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        at = f" line {line}" if line else ""
+        reason = getattr(error, "msg", None) or error
+        return [f"{option}: {path}{at} is no Python: {type(error).__name__}: {reason}"]
+    return []

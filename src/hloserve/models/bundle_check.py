@@ -257,7 +257,8 @@ def _run(
     outputs, _ = all_outputs(manifest, planned)
 
     def run() -> None:
-        report.runs = run_programs(planned, outputs, weights, backend, report.findings)
+        inputs = manifest.executable_inputs
+        report.runs = run_programs(planned, inputs, outputs, weights, backend, report.findings)
 
     _guarded(report, ".", run)
 

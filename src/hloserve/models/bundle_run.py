@@ -1,7 +1,8 @@
-"""Running each program of a bundle once, on random inputs: does it compile, run, and stay finite.
+"""Running each program of a bundle, on random inputs: does it compile, run, and stay finite.
 
 What lives here: inputs, timing and counting what is not a number. What does not: which programs
-there are (`hloserve.models.program_plan`) and what is done about it
+there are (`hloserve.models.program_plan`), the batches that show whether rows influence each other
+(`hloserve.models.row_check`), and what is done about it
 (`hloserve.models.bundle_check`). One thread; the device is the caller's alone.
 """
 
@@ -19,8 +20,10 @@ from hloserve.core.tensors import Array, TensorSpec
 from hloserve.core.units import format_bytes
 from hloserve.engine.arena import HostArena, load_weights
 from hloserve.engine.backend import Backend, Buffer, Executable
+from hloserve.engine.device_model import VariantKey
 from hloserve.engine.signature import TensorType
 from hloserve.models.program_plan import PlannedProgram
+from hloserve.models.row_check import Batch, Influenced, allowed_share, find_influences, merges_rows
 
 __all__ = ["MAX_RUN_BYTES", "OutputFacts", "ProgramRun", "run_programs"]
 
@@ -67,6 +70,7 @@ class ProgramRun:
 
 def run_programs(
     planned: Sequence[PlannedProgram],
+    inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     weights: WeightsFile,
     backend: Backend,
@@ -76,6 +80,7 @@ def run_programs(
 
     Args:
         planned: of static types.
+        inputs: of the programs, without the weights.
         outputs: a spec per result, for their names.
         weights: open.
         backend: idle.
@@ -93,9 +98,11 @@ def run_programs(
         findings += errors_at(weights.path.name, texts)
         return []
     runs = []
+    tried = _smallest_merged(planned, inputs, outputs)
     try:
         for plan in planned:
-            run = _try_run(plan, outputs, buffers, backend, findings)
+            axes = [spec.batch_axis or 0 for spec in inputs] if plan in tried else []
+            run = _try_run(plan, axes, outputs, buffers, backend, findings)
             runs += [] if run is None else [run]
     finally:
         backend.free(buffers)
@@ -104,8 +111,22 @@ def run_programs(
     return runs
 
 
+def _smallest_merged(
+    planned: Sequence[PlannedProgram], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> list[PlannedProgram]:
+    """Per variant, the smallest program whose rows servers merge; none where they merge none."""
+    if any(plan.size == 0 for plan in planned):
+        return []
+    found: dict[VariantKey, PlannedProgram] = {}
+    for plan in sorted(planned, key=lambda plan: plan.size):
+        if merges_rows(inputs, outputs, plan.size):
+            found.setdefault(plan.variant, plan)
+    return list(found.values())
+
+
 def _try_run(
     plan: PlannedProgram,
+    batch_axes: Sequence[int],
     outputs: Sequence[TensorSpec],
     weights: Sequence[Buffer],
     backend: Backend,
@@ -123,7 +144,7 @@ def _try_run(
         findings += warnings_at(place, [text])
         return None
     try:
-        run = _run(plan, inputs, outputs, weights, backend)
+        run, influenced = _run(plan, inputs, batch_axes, outputs, weights, backend)
     except HloserveError as error:
         reason = f"{plan.name}: {_reason(error)}"
         findings += errors_at(place, [reason])
@@ -133,6 +154,11 @@ def _try_run(
         f" {output.elements} elements"
         for output in run.outputs
         if not output.is_finite
+    ]
+    texts += [
+        f"{plan.name}: {each}; servers merge and pad rows, so clients would get other numbers;"
+        " declare such an output without a batch axis"
+        for each in influenced
     ]
     findings += warnings_at(place, texts)
     return run
@@ -147,10 +173,12 @@ def _reason(error: HloserveError) -> str:
 def _run(
     plan: PlannedProgram,
     inputs: Sequence[TensorType],
+    batch_axes: Sequence[int],
     outputs: Sequence[TensorSpec],
     weights: Sequence[Buffer],
     backend: Backend,
-) -> ProgramRun:
+) -> tuple[ProgramRun, list[Influenced]]:
+    """Run it once; with batch axes, twice more to see whether its rows influence each other."""
     started = time.monotonic()
     executable = backend.compile(plan.program, plan.name)
     compiled = time.monotonic()
@@ -158,7 +186,7 @@ def _run(
     began = time.monotonic()
     results = _execute(executable, arrays, weights, backend)
     ended = time.monotonic()
-    return ProgramRun(
+    run = ProgramRun(
         program=plan.name,
         compile_s=compiled - started,
         run_s=ended - began,
@@ -168,6 +196,16 @@ def _run(
             _output_facts(spec.name, array) for spec, array in zip(outputs, results, strict=True)
         ),
     )
+    if not batch_axes:
+        return run, []
+    kinds = (*plan.program.signature.inputs, *plan.program.signature.outputs)
+    influenced = find_influences(
+        lambda inputs: _execute(executable, inputs, weights, backend),
+        Batch(arrays, _random_inputs(inputs, seed=1), batch_axes, results),
+        outputs,
+        allowed_share(kind.dtype.numpy for kind in kinds),
+    )
+    return run, influenced
 
 
 def _execute(
@@ -182,9 +220,9 @@ def _execute(
         backend.free([*arguments, *results])
 
 
-def _random_inputs(kinds: Sequence[TensorType]) -> list[Array]:
+def _random_inputs(kinds: Sequence[TensorType], seed: int = 0) -> list[Array]:
     """Normal floats and small integers: indices, token ids and counts mostly allow these."""
-    source = np.random.default_rng(0)
+    source = np.random.default_rng(seed)
     arrays = []
     for kind in kinds:
         shape, dtype = [extent or 0 for extent in kind.shape], kind.dtype.numpy

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from hloserve.bundle import IOSpec, load_manifest
 from hloserve.core.errors import BundleProblem
@@ -138,7 +139,7 @@ def _of_every_kind(x: Any, w: Any) -> dict[str, Any]:
         ),
         "picked": jnp.take_along_axis(x, jnp.argsort(x, axis=1)[:, :1], axis=1),
         "padded": jnp.pad(x, ((0, 0), (1, 1))),
-        "positions": x + jnp.arange(x.shape[0])[:, None],
+        "positions": x + jnp.arange(x.shape[0])[:, None] * 0 + jnp.arange(x.shape[1]),
     }
 
 
@@ -270,12 +271,17 @@ def test_existing_bundle_is_replaced_only_when_asked(tmp_path: Path) -> None:
     assert ["model.mlir"] == programs
 
 
-def test_disk_that_cannot_be_written_is_a_bundle_problem(tmp_path: Path) -> None:
-    """A parent that is a file is told in words."""
-    (tmp_path / "file").touch()
+def test_disk_that_fails_after_all_is_a_bundle_problem(tmp_path: Path) -> None:
+    """What comes into the way while the model is traced is told in words."""
+    parent = tmp_path / "models"
+
+    class Blocking(ExportProgress):
+        @override
+        def step(self, what: str, done: int, total: int) -> None:
+            parent.touch()
 
     with pytest.raises(BundleProblem, match="cannot be written"):
-        export_jax(_predict, (_X,), [("w", _W)], dir=tmp_path / "file" / "model")
+        export_jax(_predict, (_X,), [("w", _W)], dir=parent / "model", progress=Blocking())
 
 
 def test_shape_variants_share_one_set_of_weights(tmp_path: Path) -> None:
@@ -380,7 +386,13 @@ def test_names_and_letters_must_fit_the_program(tmp_path: Path) -> None:
 
 def test_client_specs_hook_and_assets_are_included(tmp_path: Path) -> None:
     """What a hook needs is part of the bundle."""
-    (tmp_path / "hooks.py").write_text("import hloserve\n")
+    hooks = (
+        "from pathlib import Path\n"
+        "from hloserve.hooks.registration import register_model\n"
+        "labels = Path(__file__).with_name('labels.txt').read_text()\n"
+        "register_model('model', preprocess=lambda x: x, postprocess=lambda y: y)\n"
+    )
+    (tmp_path / "hooks.py").write_text(hooks)
     (tmp_path / "labels.txt").write_text("cat\n")
 
     report = export_jax(
@@ -397,7 +409,7 @@ def test_client_specs_hook_and_assets_are_included(tmp_path: Path) -> None:
     )
 
     manifest = load_manifest(report.directory)
-    assert "import hloserve\n" == (report.directory / "model.py").read_text()
+    assert hooks == (report.directory / "model.py").read_text()
     assert "cat\n" == (report.directory / "labels.txt").read_text()
     assert "a test" == manifest.description
     assert manifest.client_inputs is not None
@@ -500,7 +512,8 @@ def test_model_that_compares_the_batch_size_is_traced_per_size_after_all(tmp_pat
     def predict(x: Any, w: Any) -> Any:
         return x @ w if x.shape[0] == 1 else jnp.tanh(x @ w)
 
-    source, options = _source(predict, tmp_path, batch_sizes=[1, 4])
+    # Its rows are not independent of their number, so servers must not pad them.
+    source, options = _source(predict, tmp_path, batch_sizes=[1, 4], output_batch_axes=[None])
 
     report = export_source(source, options)
 

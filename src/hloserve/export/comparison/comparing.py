@@ -26,8 +26,8 @@ import numpy as np
 
 from hloserve.core.errors import HloserveError
 from hloserve.core.tensors import Array, Tensors, TensorSpec
+from hloserve.engine.differences import is_float
 from hloserve.export.comparison.samples import Sample, read_inputs, with_batch_axis
-from hloserve.export.proof.inputs import is_float
 
 __all__ = [
     "CompareReport",

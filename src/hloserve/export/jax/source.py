@@ -19,6 +19,7 @@ from hloserve.bundle.findings import listing, repeated
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
+from hloserve.export.callbacks import select_outputs
 from hloserve.export.jax.tracing import jax_settings, needs_x64, trace_function
 from hloserve.export.modules.trees import dotted
 from hloserve.export.options import ExportOptions
@@ -145,9 +146,9 @@ class JaxSource:
             hint = self._call_hint(problem.__cause__)
             if not hint:
                 raise
-            raise ExportProblem(
-                self._model, [f + hint for f in problem.findings]
-            ) from problem.__cause__
+            raise ExportProblem(self._model, [f + hint for f in problem.findings]) from (
+                problem.__cause__
+            )
         return Traced(artifact, self.weights, names, tuple(notes))
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -171,8 +172,8 @@ class JaxSource:
 
     def results(self, result: Any) -> tuple[tuple[str, ...], list[Any]]:
         """Names and arrays of what the function returned, after the selection, in order."""
-        select = self._options.get("output_select")
-        return _named_results(result if select is None else select(result), self._model)
+        selected = select_outputs(self._options.get("output_select"), result)
+        return _named_results(selected, self._model)
 
     def _call_hint(self, error: BaseException | None) -> str:
         """How the weights arrived, for a function that fails as if it expected them otherwise."""

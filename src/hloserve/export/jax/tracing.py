@@ -21,7 +21,7 @@ from jax import export
 
 from hloserve.core.errors import ExportProblem
 from hloserve.export.author_line import author_line, error_text, is_raised_by_author
-from hloserve.export.jax.traps import check_traced, random_notes
+from hloserve.export.jax.traps import check_traced, constant_notes, random_notes
 from hloserve.export.options import MatmulPrecision
 from hloserve.export.source import NamedArrays, Shape, SymbolicTraceFailed
 
@@ -83,6 +83,7 @@ def trace_function(  # noqa: PLR0913  # the keywords are what the frontends pass
     if notes is not None:
         names = [*input_names] or [f"input_{index}" for index in range(len(shapes))]
         notes += random_notes(traced.jaxpr, names)
+        notes += constant_notes(traced.jaxpr, function)
     return bytes(exported.mlir_module_serialized)
 
 

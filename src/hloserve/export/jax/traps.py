@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from hloserve.core.errors import ExportProblem
+from hloserve.engine.differences import is_float
 from hloserve.engine.portability import LARGE_CONSTANT_BYTES
 from hloserve.export.jax.closures import name_of_array
 
-__all__ = ["check_traced", "random_notes"]
+__all__ = ["check_traced", "constant_notes", "random_notes"]
 
 _REFUSED: Mapping[str, str] = {
     "debug_callback": "jax.debug.callback calls back into Python, which no server has",
@@ -30,6 +31,7 @@ _REMEDIES: Mapping[str, str] = {
     "shard_map": "export the function inside of it",
     "xla_pmap": "export the function inside of it",
 }
+_MOST_NAMED = 8
 _RANDOM = frozenset(("random_bits", "rng_bit_generator", "rng_uniform", "threefry2x32"))
 
 
@@ -60,7 +62,8 @@ def check_traced(
             if name in _REFUSED:
                 remedy = _REMEDIES.get(name, "take it out, and export again")
                 findings.setdefault(f"{_REFUSED[name]}; {remedy}")
-    for constant in _large_constants(jaxpr):
+    large = (each for each in _constants(jaxpr) if each.nbytes > LARGE_CONSTANT_BYTES)
+    for constant in large:
         findings.setdefault(_describe_constant(constant, function))
     for index in sorted(_random_arguments(jaxpr.jaxpr)):
         if index >= input_count:
@@ -71,6 +74,23 @@ def check_traced(
             )
     if findings:
         raise ExportProblem(model, list(findings))
+
+
+def constant_notes(jaxpr: Any, function: Callable[..., Any]) -> list[str]:
+    """Name the arrays of floats that are small enough to be constants, and may be weights."""
+    baked = [
+        _name_constant(constant, function)
+        for constant in _constants(jaxpr)
+        if constant.ndim and 0 < constant.nbytes <= LARGE_CONSTANT_BYTES
+        if is_float(constant.dtype)
+    ]
+    if not baked:
+        return []
+    more = f", and {len(baked) - _MOST_NAMED} more" if len(baked) > _MOST_NAMED else ""
+    return [
+        f"constants of every program, not weights: {', '.join(baked[:_MOST_NAMED])}{more}; what is"
+        " trained belongs into `weights`"
+    ]
 
 
 def random_notes(jaxpr: Any, inputs: Sequence[str]) -> list[str]:
@@ -113,12 +133,13 @@ def _inner_jaxprs(equation: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
                 yield each, ()
 
 
-def _large_constants(closed: Any) -> Iterator[Any]:
+def _constants(closed: Any) -> Iterator[Any]:
+    """Every array that is part of the program, each once."""
     seen: set[int] = set()
 
     def of(constants: Sequence[Any]) -> Iterator[Any]:
         for constant in constants:
-            if getattr(constant, "nbytes", 0) > LARGE_CONSTANT_BYTES and id(constant) not in seen:
+            if hasattr(constant, "nbytes") and id(constant) not in seen:
                 seen.add(id(constant))
                 yield constant
 
@@ -128,6 +149,12 @@ def _large_constants(closed: Any) -> Iterator[Any]:
             yield from of([atom.val for atom in equation.invars if hasattr(atom, "val")])
             for _, constants in _inner_jaxprs(equation):
                 yield from of(constants)
+
+
+def _name_constant(constant: Any, function: Callable[..., Any]) -> str:
+    value = np.asarray(constant)
+    place = name_of_array(function, value)
+    return f"{place or 'an array'} ({value.dtype}{list(value.shape)})"
 
 
 def _describe_constant(constant: Any, function: Callable[..., Any]) -> str:

@@ -16,10 +16,12 @@ from hloserve.core.tensors import Array, TensorSpec
 from hloserve.engine import mlir
 from hloserve.engine.backend import Buffer, Executable
 from hloserve.engine.xla_backend import XlaBackend
+from hloserve.export.callbacks import sample
 from hloserve.export.options import ExportProgress
 from hloserve.export.proof.figures import default_tolerance
 from hloserve.export.proof.inputs import draw_like
 from hloserve.export.source import NamedArrays, Source
+from hloserve.models.row_check import merges_rows
 
 __all__ = ["Bench", "Candidate", "ProofSettings", "Run"]
 
@@ -80,6 +82,7 @@ class Bench:
     """Source and program side by side: the device, the weights on it, the random generator.
 
     Attributes:
+        dtypes: of inputs and weights.
         constant: outputs that were found to ignore the inputs.
         warnings: for the report.
     """
@@ -98,7 +101,8 @@ class Bench:
         self.inputs, self.outputs = inputs, outputs
         self._buffers = buffers
         self._generator = np.random.default_rng(0)  # the same export gives the same figures
-        self._dtypes = [array.dtype for _, array in (*source.inputs, *weights)]
+        self.dtypes = [array.dtype for _, array in (*source.inputs, *weights)]
+        self._checked: set[tuple[tuple[str, int], ...]] = set()
         self.constant: set[str] = set()
         self.warnings: list[str] = []
 
@@ -110,20 +114,26 @@ class Bench:
             raise ProofFailed(self.settings.model, reason) from error
 
     def run(self, candidate: Candidate, executable: Executable) -> Run:
-        inputs = self._draw(candidate)
+        inputs = self.draw(candidate)
         wanted = self.run_source(candidate, inputs)
+        got = self.execute(candidate, executable, inputs)
+        self._check_types(candidate, wanted, got)
+        return Run(inputs, wanted, got)
+
+    def execute(
+        self, candidate: Candidate, executable: Executable, inputs: Sequence[Array]
+    ) -> list[Array]:
+        """Run the program alone."""
         arguments = self.backend.to_device(inputs)
         results: Sequence[Buffer] = ()
         try:
             results = self.backend.execute(executable, [*arguments, *self._buffers])
-            got = self.backend.to_host(results)
+            return [np.array(array) for array in self.backend.to_host(results)]
         except HloserveError as error:
             reason = f"{candidate.file}: the program fails on random inputs: {error}"
             raise ProofFailed(self.settings.model, reason) from error
         finally:
             self.backend.free([*arguments, *results])
-        self._check_types(candidate, wanted, got)
-        return Run(inputs, wanted, got)
 
     def run_source(self, candidate: Candidate, inputs: Sequence[Array]) -> list[Array]:
         try:
@@ -141,11 +151,20 @@ class Bench:
                 " smallest and largest: give an example that is typical, or pass sample_inputs",
             ) from error
 
+    def checks_rows(self, candidate: Candidate) -> bool:
+        """Whether a candidate is the first of its variant whose rows servers merge."""
+        variant = tuple(sorted(candidate.variable.items()))
+        if variant in self._checked or not merges_rows(self.inputs, self.outputs, candidate.size):
+            return False
+        self._checked.add(variant)
+        return True
+
     def tolerance(self, output: Array) -> float:
         given = self.settings.tolerance
-        return default_tolerance(output, self._dtypes) if given is None else given
+        return default_tolerance(output, self.dtypes) if given is None else given
 
-    def _draw(self, candidate: Candidate) -> list[Array]:
+    def draw(self, candidate: Candidate) -> list[Array]:
+        """The next random batch."""
         examples = [array for _, array in self.source.inputs]
         shapes = [spec.concrete_shape(candidate.size, candidate.variable) for spec in self.inputs]
         if self.settings.sample_inputs is not None:
@@ -179,10 +198,10 @@ class Bench:
 
     def _sample_once(self, candidate: Candidate) -> list[Array]:
         assert self.settings.sample_inputs is not None
-        return [
-            np.asarray(array, order="C")
-            for array in self.settings.sample_inputs(self._generator, candidate.size or 1)
-        ]
+        try:
+            return sample(self.settings.sample_inputs, self._generator, candidate.size or 1)
+        except ValueError as error:
+            raise ProofFailed(self.settings.model, f"{candidate.file}: {error}") from error
 
     def _check_types(
         self, candidate: Candidate, wanted: Sequence[Array], got: Sequence[Array]

@@ -1,7 +1,7 @@
 """The arithmetic of the proof: how far a program is off, and against what that is judged.
 
-What lives here: error, signal and verdict of one output. What does not: making the arrays
-(`hloserve.export.proof.prove`). Pure; any thread.
+What lives here: tolerance and verdict of one output. What does not: making the arrays
+(`hloserve.export.proof.prove`), error and signal (`hloserve.engine.differences`). Pure; any thread.
 
 Rules.
 1. A float output passes when its error is at most `tolerance` times its signal. The error is the
@@ -18,25 +18,15 @@ Rules.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.tensors import Array
-from hloserve.export.proof.inputs import epsilon, is_float
+from hloserve.engine.differences import Comparison, epsilon, is_float
 from hloserve.export.report import OutputProof
 
-__all__ = [
-    "TOLERANCES",
-    "Comparison",
-    "compare",
-    "default_tolerance",
-    "judge",
-    "row_signal",
-    "signal_between",
-]
+__all__ = ["TOLERANCES", "default_tolerance", "judge"]
 
 TOLERANCES = {
     "f64": 1e-9,
@@ -56,25 +46,6 @@ _LAST_BITS, _COARSEST = 4, 0.05
 _STORAGE_ONLY = {"f8_e4m3": "bf16", "f8_e5m2": "bf16"}  # weights of these are widened to compute
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One output of a program beside the source's, for one input.
-
-    Attributes:
-        error: as in `OutputProof`.
-        scale: the largest finite value of the source, in size; 0 for integers and bools.
-        misplaced: elements where only one side is NaN, infinite, or infinite with that sign.
-        unfinite: elements of the source that are NaN or infinite.
-        size: number of elements.
-    """
-
-    error: float
-    scale: float
-    misplaced: int
-    unfinite: int
-    size: int
-
-
 def default_tolerance(output: Array, others: Iterable[np.dtype[np.generic]]) -> float:
     """The tolerance of an output of a model with inputs and weights of these types."""
     floats = [dtype for dtype in others if is_float(dtype)]
@@ -83,45 +54,6 @@ def default_tolerance(output: Array, others: Iterable[np.dtype[np.generic]]) -> 
     tokens = {by_numpy(dtype).token for dtype in floats}
     tokens = {_STORAGE_ONLY.get(token, token) for token in tokens} | {by_numpy(output.dtype).token}
     return max(TOLERANCES[token] for token in tokens)
-
-
-def compare(want: Array, got: Array) -> Comparison:
-    """Compare a program's output with the source's; both of one shape and dtype."""
-    if want.size == 0:
-        return Comparison(0.0, 0.0, 0, 0, 0)
-    if not is_float(want.dtype):
-        return Comparison(float((want != got).mean()), 0.0, 0, 0, want.size)
-    want, got = _wide(want), _wide(got)
-    finite = np.isfinite(want)
-    unfinite = want.size - int(np.count_nonzero(finite))
-    both = finite & np.isfinite(got)
-    same_specials = ~finite & ((want == got) | (np.isnan(want) & np.isnan(got)))
-    misplaced = want.size - int(np.count_nonzero(both | same_specials))
-    error = _largest_difference(want, got, both)
-    scale = _largest(np.where(finite, want, 0))
-    return Comparison(error, scale, misplaced, unfinite, want.size)
-
-
-def signal_between(first: Array, second: Array) -> float:
-    """How far an output moves from one input to another; NaN and infinities do not count."""
-    if first.size == 0:
-        return 0.0
-    if not is_float(first.dtype):
-        return float((first != second).mean())
-    first, second = _wide(first), _wide(second)
-    both = np.isfinite(first) & np.isfinite(second)
-    return _largest_difference(first, second, both)
-
-
-def row_signal(output: Array, batch_axis: int) -> float:
-    """The signal within one output whose rows come of different inputs.
-
-    Returns:
-        The median over neighbouring rows, so that it is comparable with that of two inputs
-        however many rows there are.
-    """
-    rows = np.moveaxis(output, batch_axis, 0)
-    return float(np.median([signal_between(a, b) for a, b in pairwise(rows)]))
 
 
 def judge(
@@ -151,17 +83,3 @@ def judge(
 
 def _last_bits(dtype: np.dtype[np.generic]) -> float:
     return min(_LAST_BITS * epsilon(dtype), _COARSEST) if is_float(dtype) else 0.0
-
-
-def _wide(array: Array) -> Array:
-    """The array in a type in which differences are exact enough, without a copy where it is."""
-    return array if array.dtype.itemsize >= 4 else array.astype(np.float32)
-
-
-def _largest_difference(first: Array, second: Array, where: Array) -> float:
-    with np.errstate(over="ignore"):  # infinite is what such a difference then is
-        return _largest(np.subtract(first, second, out=np.zeros_like(first), where=where))
-
-
-def _largest(array: Array) -> float:
-    return float(max(array.max(), -array.min())) if array.size else 0.0

@@ -7,9 +7,12 @@ What lives here: sentences made of figures and arrays. What does not: the verdic
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.export.proof.figures import TOLERANCES, compare
-from hloserve.export.proof.inputs import is_fixed, is_float
+from hloserve.engine.differences import compare, is_float
+from hloserve.export.proof.figures import TOLERANCES
+from hloserve.export.proof.inputs import is_fixed
 from hloserve.export.report import OutputProof, ProgramReport
 from hloserve.export.source import NamedArrays
 
@@ -173,13 +176,21 @@ def value_notes(
         )
     small = [array for _, array in weights if array.nbytes <= _MOST_BYTES]
     counts = Counter((array.dtype, array.shape, array.tobytes()) for array in small)
-    equal = sum(count for count in counts.values() if count > 1)
+    equal = {key: count for key, count in counts.items() if count > 1}
     if equal:
+        uniform = sum(count for key, count in equal.items() if _is_uniform(key[0], key[2]))
+        copies = sum(equal.values()) - uniform
+        kinds = [f"{uniform} of one value throughout, such as zeros"] if uniform else []
+        kinds += [f"{copies} that are copies of each other"] if copies else []
         notes.append(
-            f"{equal} of {len(weights)} weights equal another one (zeros, ones): their order among"
-            " themselves is not proved"
+            f"{sum(equal.values())} of {len(weights)} weights equal another one"
+            f" ({', '.join(kinds)}): their order among themselves is not proved"
         )
     return notes
+
+
+def _is_uniform(dtype: np.dtype[np.generic], content: bytes) -> bool:
+    return content == content[: dtype.itemsize] * (len(content) // dtype.itemsize)
 
 
 def _fixed(inputs: Sequence[TensorSpec], examples: NamedArrays) -> list[str]:

@@ -15,25 +15,15 @@ Rules.
 
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 
 from hloserve.core.tensors import Array
+from hloserve.engine.differences import epsilon, is_float
 
-__all__ = ["draw_like", "epsilon", "is_fixed", "is_float", "nudge"]
+__all__ = ["draw_like", "is_fixed", "nudge"]
 
 _FEW = 8
 _MOST_LOOKED_AT = 100_000
-
-
-def is_float(dtype: np.dtype[np.generic]) -> bool:
-    """True for every float type of bundles; numpy calls some of them void."""
-    return dtype.kind in "fV"
-
-
-def epsilon(dtype: np.dtype[np.generic]) -> float:
-    """The step from 1 to the next number of a float type."""
-    return float(ml_dtypes.finfo(dtype).eps)
 
 
 def is_fixed(example: Array) -> bool:

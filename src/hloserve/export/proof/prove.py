@@ -13,7 +13,9 @@ Rules.
    refined from the trace of these differs in nothing but the extents, which are compared;
    `ProofSettings.every_size` runs it too.
 4. At least one output of a program that runs must be proved; the others may be constant.
-5. Before a program is called wrong it gets two more batches: where the model itself decides between
+5. Of each variant, the smallest program of more than one row shows that its rows do not depend on
+   each other (`hloserve.export.proof.rows`), where servers merge and pad them.
+6. Before a program is called wrong it gets two more batches: where the model itself decides between
    values that are equal but for rounding, one batch may fail and the next will not. That is told.
 """
 
@@ -26,10 +28,11 @@ from hloserve.core.errors import ProgramProblem, ProofFailed
 from hloserve.core.tensors import TensorSpec
 from hloserve.engine import mlir
 from hloserve.engine.backend import Executable
+from hloserve.engine.differences import compare, row_signal, signal_between
 from hloserve.engine.program_check import argument_types, check_signature
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.proof.bench import Bench, Candidate, ProofSettings, Run
-from hloserve.export.proof.figures import compare, judge, row_signal, signal_between
+from hloserve.export.proof.figures import judge
 from hloserve.export.proof.hints import (
     explain_failure,
     explain_nothing_proved,
@@ -38,6 +41,7 @@ from hloserve.export.proof.hints import (
     value_notes,
 )
 from hloserve.export.proof.inputs import nudge
+from hloserve.export.proof.rows import check_rows
 from hloserve.export.report import OutputProof, ProgramReport
 from hloserve.export.source import NamedArrays, Source
 
@@ -54,6 +58,7 @@ class Proof:
 
     programs: tuple[ProgramReport, ...]
     unused_inputs: tuple[str, ...] = ()
+    unused_weights: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -79,6 +84,7 @@ def prove(
     Raises:
         ProofFailed: a program has the wrong types, fails to run, or computes something else than
             the source; or nothing is proved because the outputs ignore the inputs. All findings.
+        ExportProblem: rows influence each other.
     """
     backend = XlaBackend("cpu")
     programs = _read(candidates, weights, inputs, outputs, backend, settings.model)
@@ -95,11 +101,15 @@ def prove(
         backend.free(buffers)
     unused = [set(mlir.unused_arguments(program)) for program in programs]
     unused_by_all = set.intersection(*unused) if unused else set()
+    names = [*(spec.name for spec in inputs), *(name for name, _ in weights)]
+    unused_names = [name for number, name in enumerate(names) if number in unused_by_all]
+    unused_inputs = sum(number < len(inputs) for number in unused_by_all)
     return Proof(
         tuple(reports),
-        tuple(spec.name for number, spec in enumerate(inputs) if number in unused_by_all),
+        tuple(unused_names[:unused_inputs]),
+        tuple(unused_names[unused_inputs:]),
         (*value_notes(inputs, source.inputs, weights), *near_notes(reports)),
-        tuple(bench.warnings),
+        tuple(dict.fromkeys(bench.warnings)),
     )
 
 
@@ -184,6 +194,8 @@ def _prove_one(bench: Bench, candidate: Candidate, program: mlir.MlirProgram) ->
         verdicts = _judge(bench, runs)
     if not all(passes for _, passes in verdicts):
         runs, verdicts = _prove_again(bench, candidate, executable, runs, verdicts)
+    if bench.checks_rows(candidate):
+        check_rows(bench, candidate, executable, runs[0])
     proofs = [proof for proof, _ in verdicts]
     if not any(proof.is_proved for proof in proofs):
         reason = explain_nothing_proved(candidate.file, proofs, bench.inputs, bench.source.inputs)

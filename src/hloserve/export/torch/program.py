@@ -97,21 +97,24 @@ class _Slot:
         return next(inputs) if self.is_input else self.fixed
 
 
-def read_program(exported: Any, model: str) -> TorchProgram:
+def read_program(exported: Any, model: str, *, has_batch: bool = False) -> TorchProgram:
     """Decompose an exported program, check it and bind its weights.
 
     Args:
         exported: a `torch.export.ExportedProgram`, of a module in eval mode. Changed.
         model: the bundle's name, for messages.
+        has_batch: there are batch sizes, so its rows must not depend on each other.
 
     Raises:
         ExportProblem: it holds what cannot or must not be served; all findings.
     """
     table = load_op_table()
     _reshape_instead_of_view(exported)
+    by_batch = list(_batch_statistics(exported.graph_module)) if has_batch else []
     with quiet_torch():
         program = exported.run_decompositions(dict(table.decompositions))
     findings = [
+        *by_batch,
         *_mutations(program.graph_signature),
         *_open_shapes(program.graph_module),
         *_random_operators(program.graph_module),
@@ -224,6 +227,18 @@ def _calls(module: Any) -> Iterator[Any]:
     for part in subgraphs(module):
         needed = needed_nodes(part.graph)
         yield from (n for n in part.graph.nodes if n.op == "call_function" and n in needed)
+
+
+def _batch_statistics(module: Any) -> Iterator[str]:
+    """Batch normalisation by the batch itself; before decomposition, when it still has its name."""
+    for node in _calls(module):
+        if node.target is torch.ops.aten.batch_norm.default and node.args[5]:
+            yield (
+                f"batch_norm in {describe_place(node)} normalises by the batch it is given, as in"
+                " training, so each row's answer depends on the rows of other requests; pass"
+                " running statistics and training=False, use another normalisation, or leave"
+                " batch_sizes out"
+            )
 
 
 def _open_shapes(module: Any) -> Iterator[str]:

@@ -22,6 +22,7 @@ from typing_extensions import Unpack
 from hloserve.core.errors import ExportProblem
 from hloserve.core.tensors import Array
 from hloserve.export.author_line import author_line, error_text
+from hloserve.export.callbacks import select_outputs
 from hloserve.export.jax.tracing import trace_function
 from hloserve.export.options import ExportOptions, MatmulPrecision
 from hloserve.export.pipeline import export_source
@@ -139,7 +140,8 @@ class TorchSource:
     def trace(self, shapes: Sequence[Shape]) -> Traced:
         """See `Source.trace`."""
         symbolic = any(isinstance(extent, str) for shape in shapes for extent in shape)
-        program = read_program(self._export(shapes, symbolic=symbolic), self._model)
+        exported = self._export(shapes, symbolic=symbolic)
+        program = read_program(exported, self._model, has_batch=self._has_batch)
         try:
             artifact = trace_function(
                 program,
@@ -192,7 +194,13 @@ class TorchSource:
 
     def _check_module(self, module: Any) -> list[str]:
         """What is wrong with the module before it is traced; TorchScript says it differently."""
-        return check_module(module)
+        return check_module(module, has_batch=self._has_batch)
+
+    @property
+    def _has_batch(self) -> bool:
+        """Whether servers merge rows: there are batch sizes, and no output opts out of it."""
+        axes = self._options.get("output_batch_axes") or ()
+        return self._options.get("batch_sizes") is not None and None not in axes
 
     def _examples_of(self, shapes: Sequence[Shape]) -> list[Any]:
         """Tensors to trace with; values matter only where a shape is the example's."""
@@ -255,7 +263,7 @@ class _FlatModule(torch.nn.Module):  # type: ignore[misc]  # torch is not typed 
         """What the model returns, selected but as it is."""
         args, kwargs = self._place(tensors)
         result = getattr(self, WRAPPED)(*args, **kwargs)
-        return result if self._select is None else self._select(result)
+        return select_outputs(self._select, result)
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """The tensors of what the model returns."""

@@ -29,8 +29,14 @@ _LOADING = (
 )
 
 
-def check_module(module: Any, *, scripted: bool = False) -> list[str]:
-    """What is wrong with a module, one sentence each, the layers named."""
+def check_module(module: Any, *, scripted: bool = False, has_batch: bool = False) -> list[str]:
+    """What is wrong with a module, one sentence each, the layers named.
+
+    Args:
+        module: the author's.
+        scripted: TorchScript is what is expected.
+        has_batch: there are batch sizes, so its rows must not depend on each other.
+    """
     nn = torch.nn
     if isinstance(module, torch.jit.ScriptModule) and not scripted:
         return ["the model is a TorchScript module; use export_torchscript"]
@@ -50,6 +56,8 @@ def check_module(module: Any, *, scripted: bool = False) -> list[str]:
             " the model before it is quantised"
         )
     findings += _training(module)
+    if has_batch:
+        findings += _untracked(module)
     for kind, tensors in (
         ("parameter", module.named_parameters()),
         ("buffer", module.named_buffers()),
@@ -110,7 +118,30 @@ def _training(module: Any) -> Iterator[str]:
         )
 
 
+def _untracked(module: Any) -> Iterator[str]:
+    """Batch normalisation without running statistics, which is in training mode for ever."""
+    found = [
+        f"{name or 'the model'} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if _is_untracked(part)
+    ]
+    if found:
+        yield (
+            f"{_names(found)}: without running statistics (track_running_stats=False), so that it"
+            " normalises by the batch it is given, as in training, and eval() changes nothing:"
+            " each row's answer depends on the rows of other requests; train it with running"
+            " statistics, use another normalisation, or leave batch_sizes out"
+        )
+
+
+def _is_untracked(part: Any) -> bool:
+    is_batch_norm = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+    return is_batch_norm and part.running_mean is None and part.running_var is None
+
+
 def _differs_by_mode(part: Any) -> bool:
+    if _is_untracked(part):
+        return False
     if isinstance(part, torch.nn.modules.dropout._DropoutNd):
         return bool(part.p > 0)
     if isinstance(part, torch.nn.RNNBase | torch.nn.MultiheadAttention):

@@ -153,7 +153,8 @@ class TorchScriptSource(TorchSource):
 
     @override
     def _check_module(self, module: Any) -> list[str]:
-        return [*check_module(module, scripted=True), *find_traps(module)]
+        wrong = check_module(module, scripted=True, has_batch=self._has_batch)
+        return [*wrong, *find_traps(module)]
 
     @override
     def _export(self, shapes: Sequence[Shape], *, symbolic: bool) -> Any:

@@ -6,7 +6,8 @@ import pytest
 
 from hloserve.core.dtypes import DTYPES, DType
 from hloserve.core.tensors import Array
-from hloserve.export.proof.inputs import draw_like, is_fixed, is_float, nudge
+from hloserve.engine.differences import is_float
+from hloserve.export.proof.inputs import draw_like, is_fixed, nudge
 
 
 def draw(example: Array, shape: tuple[int, ...] = (500,)) -> Array:

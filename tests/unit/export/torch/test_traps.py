@@ -49,6 +49,52 @@ class _Nested(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_untracked_batch_norm_is_in_training_mode_for_ever(
+    tmp_path: Path, is_training: bool
+) -> None:
+    """Without running statistics eval() changes nothing, so it is not what the message asks for."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
+
+    text = _findings(tmp_path, module.train(is_training), batch_sizes=[1, 4])
+
+    assert "1 (BatchNorm1d): without running statistics" in text
+    assert "call model.eval()" not in text
+
+
+def test_functional_batch_norm_in_training_is_named(tmp_path: Path) -> None:
+    """A call that normalises by the batch is told with its layer, whatever mode the module has."""
+    module = _Nested(lambda x: F.batch_norm(x, None, None, training=True)).eval()
+
+    text = _findings(tmp_path, module, batch_sizes=[2, 4])
+
+    assert "batch_norm in layer 'head'" in text
+    assert "as in training" in text
+
+
+def test_normalisation_within_a_row_is_no_trap(tmp_path: Path) -> None:
+    """Instance, group and layer norm look at one row, and evaluated batch norm at none."""
+    module = nn.Sequential(
+        nn.InstanceNorm1d(3), nn.GroupNorm(1, 3), nn.LayerNorm(4), nn.BatchNorm1d(3)
+    )
+    x = torch.linspace(-1, 1, 24).sin().reshape(2, 3, 4)
+
+    export_pytorch(module.eval(), x, dir=tmp_path / "model", batch_sizes=[1, 2])
+
+
+@pytest.mark.parametrize("name", ["item", "tolist"])
+def test_values_that_scale_all_rows_are_found(tmp_path: Path, name: str) -> None:
+    """A number that is read out of the batch makes its rows depend on each other."""
+    inner = {
+        "item": lambda x: x * x.sum().item(),
+        "tolist": lambda x: x * x.tolist()[0][0],
+    }[name]
+
+    text = _findings(tmp_path, Calling(inner).eval(), batch_sizes=[1, 4])
+
+    assert "the rows influence each other" in text
+
+
 def test_training_mode_is_refused_with_the_layers_it_changes(tmp_path: Path) -> None:
     """Batch norm in training mode would use the batch's statistics, without a word from torch."""
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Dropout(0.0))
