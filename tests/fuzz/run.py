@@ -34,7 +34,7 @@ def main() -> int:
 def _run(target: str, inputs: list[Path], seconds: int) -> bool:
     corpus = HOME / target / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
-    work = [str(path) for path in inputs] or [str(corpus), f"-max_total_time={seconds}"]
+    work = [str(path.resolve()) for path in inputs] or [str(corpus), f"-max_total_time={seconds}"]
     limits = ["-timeout=5", "-rss_limit_mb=2048", "-max_len=4096", "-print_final_stats=1"]
     program = str(Path(__file__).with_name("targets.py"))
     command = [sys.executable, program, target, *work, *limits]
