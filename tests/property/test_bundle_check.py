@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models_bundles import replace_in
 
-from hloserve.models.bundle_check import check_bundle
 from hloserve.engine.program_probe import ProgramProbe
+from hloserve.models.bundle_check import check_bundle
 
 pytestmark = pytest.mark.xla
 
