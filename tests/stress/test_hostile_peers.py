@@ -45,7 +45,7 @@ from support.models_bundles import write_affine
 from support.server_worker import ServerProcess, server_process
 
 SECONDS = float(os.environ.get("STRESS_S", "0.4"))
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 """Nobody waits longer on a machine that the attackers share; what it excludes is a stalled loop."""
 GROWTH_MIB = 600
 """Three connections hold 64 MiB each at most, and two threads unpack 100 MiB, kept twice, each."""
