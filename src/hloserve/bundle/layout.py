@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hloserve.bundle.axes import MAX_EXTENT
 from hloserve.bundle.findings import listing, raise_findings
+from hloserve.bundle.fingerprint import TEMPORARY_MARK
 from hloserve.bundle.manifest import FOREIGN_HOOK_FILE, HOOK_FILE, MANIFEST_FILE, Manifest
 from hloserve.core.errors import BundleProblem, ProgramProblem
 
@@ -31,7 +32,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _PROGRAM = re.compile(r"(?P<prefix>model(?:\.v[0-9]+)?)\.b(?P<size>[0-9]+)\.mlir")
-_TEMPORARY_MARK = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def weights_path(bundle: Path, manifest: Manifest) -> Path:
 
 def is_bundle_name(name: str) -> bool:
     """False for names that discovery skips: hidden ones, and what a writer has not finished."""
-    return bool(name) and not name.startswith(".") and _TEMPORARY_MARK not in name
+    return bool(name) and not name.startswith(".") and TEMPORARY_MARK not in name
 
 
 def discover_bundles(roots: Sequence[Path], include: Sequence[str] = ()) -> tuple[Path, ...]:

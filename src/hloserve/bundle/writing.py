@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hloserve.bundle.disk import Chunks
 from hloserve.bundle.findings import describe, listing, raise_findings
+from hloserve.bundle.fingerprint import CACHE_DIRECTORY
 from hloserve.bundle.io_spec import IOSpec, build_specs
 from hloserve.bundle.layout import is_bundle_name
 from hloserve.bundle.manifest import MANIFEST_FILE, bundle_name, parse_manifest
@@ -186,7 +187,7 @@ def _extra_files(
 ) -> dict[str, Chunks]:
     extra: dict[str, Chunks] = {}
     for name, content in files.items():
-        if name in {"", ".", "..", ".cache"} or any(mark in name for mark in "/\\\0"):
+        if name in {"", ".", "..", CACHE_DIRECTORY} or any(mark in name for mark in "/\\\0"):
             findings.append(f"files: {name!r} is not a bare file name")
         elif name in taken or name.endswith(".mlir"):
             findings.append(f"files: {name!r} is a name that the bundle uses itself")

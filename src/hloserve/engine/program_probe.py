@@ -25,11 +25,12 @@ from hloserve.engine.backend import Backend, Program, ProgramReader
 from hloserve.engine.executable_cache import ExecutableCache
 from hloserve.engine.signature import TensorType
 
-__all__ = ["ProbedReader", "ProgramProbe"]
+__all__ = ["MAX_PROGRAM_BYTES", "ProbedReader", "ProgramProbe"]
 
 _LENGTH = struct.Struct("<Q")
 _SURVIVED = b"."
-_MOST_READ_BYTES = 2 << 30
+MAX_PROGRAM_BYTES = 2 << 30
+"""Far beyond any program whose weights are where they belong; compilers take no more anyway."""
 
 
 class ProgramProbe:
@@ -57,7 +58,7 @@ class ProgramProbe:
             Why it must not be read in this process; empty when it may be, right or wrong.
         """
         try:
-            return self.try_artifact(read_bounded(program, _MOST_READ_BYTES))
+            return self.try_artifact(read_bounded(program, MAX_PROGRAM_BYTES))
         except OSError:
             return ""
 

@@ -21,8 +21,8 @@ from hloserve.bundle.weights import WeightTensor
 from hloserve.core.errors import ProgramProblem
 from hloserve.engine.mlir import read_program
 from hloserve.engine.program_check import check_signature, size_of_program
+from hloserve.engine.program_probe import MAX_PROGRAM_BYTES
 from hloserve.engine.signature import Signature
-from hloserve.models.program_plan import MAX_PROGRAM_BYTES
 
 __all__ = [
     "BundleArity",

@@ -24,18 +24,15 @@ from hloserve.engine.program_check import (
     check_signature,
     size_of_program,
 )
+from hloserve.engine.program_probe import MAX_PROGRAM_BYTES
 
 __all__ = [
-    "MAX_PROGRAM_BYTES",
     "PlannedProgram",
     "all_outputs",
     "differing_results",
     "plan_file",
     "plan_programs",
 ]
-
-MAX_PROGRAM_BYTES = 2 * 1024**3
-"""Far beyond any program whose weights are where they belong; compilers take no more anyway."""
 
 
 @dataclass(frozen=True, slots=True)

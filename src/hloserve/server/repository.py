@@ -35,6 +35,7 @@ from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
 from hloserve.engine.scheduler import Scheduler
 from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled
+from hloserve.models.loader import reason_of
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
@@ -311,7 +312,7 @@ class Repository:
         self._applied[name] = Applied(found, False)
         if not isinstance(error, HloserveError):
             error = BackendFailed("load", name, f"{type(error).__name__}: {error}")
-        self._registry.set_failed(name, _reason_of(error))
+        self._registry.set_failed(name, reason_of(error))
         self._events.model_failed(name, error, is_serving=self._registry.is_serving(name))
         if error.retryable or _may_pass(error):
             tries = self._tries.get(name, 0)
@@ -372,11 +373,6 @@ def _may_pass(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _reason_of(error: HloserveError) -> str:
-    findings = getattr(error, "findings", None)
-    return "; ".join(findings) if findings else str(error)
 
 
 def _settle(ticket: Ticket[None], name: str, error: Exception | None) -> None:
