@@ -1,6 +1,7 @@
 """The commands against a real server, as a user types them."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +25,11 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """`hloserve serve` on the demo's repository."""
-    with running(tmp_path_factory.mktemp("serve"), "serve", str(REPOSITORY)) as process:
+    """`hloserve serve` on a copy of the demo's repository, since it keeps its programs there."""
+    directory = tmp_path_factory.mktemp("serve")
+    repository = directory / "models"
+    shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns(".cache"))
+    with running(directory, "serve", str(repository)) as process:
         yield process
 
 
