@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.mlp import write_mlp_bundle
 from hloserve import Client
 from hloserve.core.errors import HloserveError
-from hloserve.engine.executable_cache import ExecutableCache
+from hloserve.engine.programs.executable_cache import ExecutableCache
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.models.loader import LoadOptions, load_model
 from hloserve.models.repository_look import look_at

@@ -28,8 +28,8 @@ import torch
 
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.errors import HloserveError
-from hloserve.engine.mlir import refine_program
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.mlir import refine_program
+from hloserve.engine.programs.signature import TensorType
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.artifact import clean_program, serialise_program, tidy_program
 from hloserve.export.source import Shape, SymbolicTraceFailed, Traced

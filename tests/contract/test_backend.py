@@ -13,7 +13,7 @@ from hloserve.core.tensors import Array
 from hloserve.engine.assembly import StagingArea
 from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.signature import Signature, TensorType, parse_tensor_type
+from hloserve.engine.programs.signature import Signature, TensorType, parse_tensor_type
 
 _BODIES = {
     "scale": """%1 = stablehlo.broadcast_in_dim %b, dims = [1] : ({B}) -> {A}

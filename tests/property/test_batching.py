@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine_strategies import caps, compiled_sizes, queues
 
-from hloserve.engine.batching import plan_batch, saturation_rows, split_rows
+from hloserve.engine.scheduling.batching import plan_batch, saturation_rows, split_rows
 
 
 def _as_specified(queued: list[int], sizes: tuple[int, ...], cap: int | None) -> tuple[int, int]:

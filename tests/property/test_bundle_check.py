@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models_bundles import replace_in
 
-from hloserve.engine.program_probe import ProgramProbe
+from hloserve.engine.programs.program_probe import ProgramProbe
 from hloserve.models.bundle_check import check_bundle
 
 pytestmark = pytest.mark.xla

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hloserve.core.dtypes import DTYPES, DType
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
-from hloserve.engine.program_check import argument_types, check_signature, size_of_program
-from hloserve.engine.signature import Signature, TensorType, parse_tensor_type
+from hloserve.engine.programs.program_check import argument_types, check_signature, size_of_program
+from hloserve.engine.programs.signature import Signature, TensorType, parse_tensor_type
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from hloserve.core.dtypes import DTYPES, F32, DType
 from hloserve.core.tensors import Array
-from hloserve.engine.differences import compare, epsilon, is_float, row_signal, signal_between
+from hloserve.engine.programs.differences import (
+    compare,
+    epsilon,
+    is_float,
+    row_signal,
+    signal_between,
+)
 from hloserve.export.proof.figures import default_tolerance, judge
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

@@ -26,8 +26,8 @@ from hloserve.core.errors import HloserveError, ModelNotFound, QueueFull, Shutti
 from hloserve.core.requests import DEFAULT_PRIORITY, NEVER_NS
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import PRIORITY_STEP_NS, QueuedRequest
-from hloserve.engine.scheduler import Dispatch
+from hloserve.engine.scheduling.queued_request import PRIORITY_STEP_NS, QueuedRequest
+from hloserve.engine.scheduling.scheduler import Dispatch
 
 costs = st.integers(0, 20)
 """Of a batch, in ns: the scheduler compares them and nothing else."""

@@ -9,7 +9,7 @@ import numpy as np
 from hloserve.bundle import IOSpec, write_bundle
 from hloserve.core.dtypes import DType, by_numpy, by_token
 from hloserve.core.tensors import Array
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.signature import TensorType
 
 
 def program_text(function: str, inputs: Sequence[str], outputs: Sequence[str]) -> str:

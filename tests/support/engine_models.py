@@ -15,17 +15,17 @@ from hloserve.core.requests import DEFAULT_PRIORITY
 from hloserve.core.tensors import Array, Axis, AxisKind, TensorSpec
 from hloserve.engine.backend import Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey, variant_key
-from hloserve.engine.discipline import Discipline, Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend, FakeProgram
-from hloserve.engine.queued_request import (
+from hloserve.engine.programs.signature import Signature, TensorType
+from hloserve.engine.scheduling.discipline import Discipline, Fifo
+from hloserve.engine.scheduling.queued_request import (
     PRIORITY_STEP_NS,
     QueuedRequest,
     ShiftedRequest,
     build_requests,
 )
-from hloserve.engine.scheduler import Dispatch, Scheduler
-from hloserve.engine.signature import Signature, TensorType
+from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
 
 
 def spec(name: str, letters: str, dtype: DType = F32, **extents: int) -> TensorSpec:

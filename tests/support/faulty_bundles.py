@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.models_bundles import affine_text, identity_text, replace_in
 
-from hloserve.engine.program_probe import MAX_PROGRAM_BYTES
+from hloserve.engine.programs.program_probe import MAX_PROGRAM_BYTES
 
 Damage = Callable[[Path], object]
 

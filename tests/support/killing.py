@@ -18,7 +18,7 @@ from hloserve.bundle.disk import Disk
 from hloserve.bundle.migration import migrate_bundle
 from hloserve.bundle.placing import place_bundle
 from hloserve.bundle.replacing import RenameRule
-from hloserve.engine.executable_cache import ExecutableCache
+from hloserve.engine.programs.executable_cache import ExecutableCache
 
 PAYLOADS = {"old": b"o" * 400, "new": b"n" * 500}
 CACHE_LIMIT_BYTES = 600

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from hloserve.config import load
 from hloserve.core.clock import ManualClock
-from hloserve.engine.discipline import Fifo
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.discipline import Fifo
+from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.model import Model
 from hloserve.models.progress import NoProgress
 from hloserve.models.registry import Registry

@@ -8,8 +8,8 @@ import torch
 
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.tensors import Array
-from hloserve.engine.mlir import refine_program
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.mlir import refine_program
+from hloserve.engine.programs.signature import TensorType
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.artifact import clean_program
 from hloserve.export.options import ExportOptions

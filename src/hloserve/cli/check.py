@@ -56,7 +56,7 @@ def check(
       hloserve check models/ --run --strict
       hloserve check models/ --json
     """
-    from hloserve.engine.program_probe import ProgramProbe
+    from hloserve.engine.programs.program_probe import ProgramProbe
     from hloserve.models.bundle_check import check_bundle
 
     reports = []

@@ -2,8 +2,8 @@
 
 What lives here: copying rows together into aligned staging memory, cutting results into views, and
 splitting and joining a request that is larger than any program. What does not: deciding what goes
-together (`hloserve.engine.batching`). `StagingArea` belongs to the dispatch thread; the functions
-are pure.
+together (`hloserve.engine.scheduling.batching`). `StagingArea` belongs to the dispatch thread; the
+functions are pure.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from hloserve.core.errors import BackendFailed
 from hloserve.core.tensors import Array, TensorSpec
 from hloserve.engine.backend import ALIGNMENT_BYTES
-from hloserve.engine.batching import split_rows
+from hloserve.engine.scheduling.batching import split_rows
 
 __all__ = [
     "StagingArea",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from hloserve.core.tensors import Array
-from hloserve.engine.signature import Signature, TensorType
+from hloserve.engine.programs.signature import Signature, TensorType
 
 __all__ = [
     "ALIGNMENT_BYTES",

@@ -2,7 +2,7 @@
 
 What lives here: `DeviceModel` and the choice of variant and rows from prepared inputs. What does
 not: hooks and client-facing tensors (`hloserve.models`), choosing a batch
-(`hloserve.engine.batching`). Built by the loader, whole; read by any thread afterwards.
+(`hloserve.engine.scheduling.batching`). Built by the loader, whole; read by any thread afterwards.
 """
 
 from collections.abc import Mapping, Sequence

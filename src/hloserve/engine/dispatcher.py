@@ -1,8 +1,8 @@
 """The dispatch thread: takes batches, runs them, sends the replies.
 
 What lives here: the thread and its loop. What does not: what runs next
-(`hloserve.engine.scheduler`), how rows are laid together (`hloserve.engine.assembly`), the device
-(`hloserve.engine.backend`). The server starts one dispatcher per device.
+(`hloserve.engine.scheduling.scheduler`), how rows are laid together (`hloserve.engine.assembly`),
+the device (`hloserve.engine.backend`). The server starts one dispatcher per device.
 
 Rules.
 1. One dispatch executes at a time; its staging memory is not touched until it has ended.
@@ -24,10 +24,11 @@ from hloserve.core.errors import BackendFailed, BadRequest, DeadlineExceeded, Hl
 from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
 from hloserve.engine.assembly import StagingArea, assemble, check_outputs, slice_rows
-from hloserve.engine.backend import Backend, Executable
+from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.queued_request import Outcome, QueuedRequest, deliver, lone_size
-from hloserve.engine.scheduler import Dispatch, Scheduler
+from hloserve.engine.residency.leasing import EverythingResident, Residency
+from hloserve.engine.scheduling.queued_request import Outcome, QueuedRequest, deliver, lone_size
+from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
 
 __all__ = ["CHEAP_NS", "Dispatcher", "Post"]
 
@@ -61,6 +62,7 @@ class Dispatcher:
         post: brings replies to the loop.
         soon: runs a callable on the loop thread at the end of this turn: `loop.call_soon`. With it,
             batches that cost less than a crossing of threads do not cross. Without, all do.
+        residency: gives the weights of a model; None when all weights are on the device.
         on_end: called on the loop when the thread has ended, after all its replies: with None
             after `Scheduler.drain` or `stop`, else with the fault that ended it.
     """
@@ -73,6 +75,7 @@ class Dispatcher:
         post: Post,
         on_end: Callable[[Exception | None], object] | None = None,
         soon: Post | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
@@ -80,6 +83,7 @@ class Dispatcher:
         self._post = post
         self._on_end = on_end
         self._soon = soon
+        self._residency = residency or EverythingResident()
         self._is_synchronous = backend.platform == "cpu"
         self._staging = StagingArea()
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
@@ -187,16 +191,19 @@ class Dispatcher:
         is the execution, and getting the outputs hides in it.
         """
         backend, now_ns = self._backend, self._clock.now_ns
-        transient = backend.to_device(inputs)
+        weights = self._residency.lease(model)
+        transient: list[Buffer] = []
         try:
+            transient += backend.to_device(inputs)
             transferred_ns = now_ns()
-            results = backend.execute(executable, [*transient, *model.weights])
+            results = backend.execute(executable, [*transient, *weights])
             executed_ns = now_ns()
             transient += results
             outputs = backend.to_host(results)
             return outputs, transferred_ns, executed_ns if self._is_synchronous else now_ns()
         finally:
             backend.free(transient)
+            self._residency.release(model)
 
     def _recover(self, dispatch: Dispatch, error: Exception) -> list[Outcome]:
         """Find out who made a batch fail, by running each request alone."""

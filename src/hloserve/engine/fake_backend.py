@@ -32,7 +32,7 @@ from hloserve.engine.backend import (
     MemoryStats,
     Program,
 )
-from hloserve.engine.signature import Signature, TensorType, parse_tensor_type
+from hloserve.engine.programs.signature import Signature, TensorType, parse_tensor_type
 
 __all__ = ["FUNCTIONS", "FakeBackend", "FakeBuffer", "FakeProgram", "Function", "Gate"]
 

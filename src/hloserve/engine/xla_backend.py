@@ -1,8 +1,9 @@
 """XLA through jaxlib's PJRT client. The only module that imports jax.
 
 What lives here: compiling, transfers and execution on one device. What does not: reading programs
-(`hloserve.engine.mlir`) and everything that decides (`hloserve.engine.scheduler`). jax serves as
-the carrier of shardings, of abstract values and of the array type; nothing is traced.
+(`hloserve.engine.programs.mlir`) and everything that decides
+(`hloserve.engine.scheduling.scheduler`). jax serves as the carrier of shardings, of abstract values
+and of the array type; nothing is traced.
 
 Rules.
 1. The names below `jax._src` and `jaxlib._jax` are private: they are bound once, here, and a
@@ -34,9 +35,9 @@ from hloserve.core.errors import (
     UntestedVersion,
 )
 from hloserve.core.tensors import Array
-from hloserve.engine import mlir
 from hloserve.engine.backend import Backend, Buffer, Executable, MemoryStats, Program
-from hloserve.engine.signature import Signature, TensorType
+from hloserve.engine.programs import mlir
+from hloserve.engine.programs.signature import Signature, TensorType
 
 try:
     import jax

@@ -19,10 +19,10 @@ from hloserve.bundle.layout import ProgramFile, find_programs
 from hloserve.bundle.manifest import Manifest, load_manifest
 from hloserve.bundle.weights import WeightTensor
 from hloserve.core.errors import ProgramProblem
-from hloserve.engine.mlir import read_program
-from hloserve.engine.program_check import check_signature, size_of_program
-from hloserve.engine.program_probe import MAX_PROGRAM_BYTES
-from hloserve.engine.signature import Signature
+from hloserve.engine.programs.mlir import read_program
+from hloserve.engine.programs.program_check import check_signature, size_of_program
+from hloserve.engine.programs.program_probe import MAX_PROGRAM_BYTES
+from hloserve.engine.programs.signature import Signature
 
 __all__ = [
     "BundleArity",

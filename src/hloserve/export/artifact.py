@@ -1,7 +1,7 @@
 """The exporter's side of a program: clean it, refuse what other machines cannot run, write it.
 
 What lives here: from what a tracer wrote to the artifact of a bundle. What does not: reading and
-refining (`hloserve.engine.mlir`, the same code that the server runs). jaxlib only, no jax.
+refining (`hloserve.engine.programs.mlir`, the same code that the server runs). jaxlib only, no jax.
 
 Rules.
 1. An artifact holds no locations: they are paths of the exporting machine, make two exports differ,
@@ -20,9 +20,9 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
 from hloserve.core.errors import ExportProblem, ProgramProblem
-from hloserve.engine.mlir import Diagnostics, MlirProgram, one_line, read_program
-from hloserve.engine.mlir_annotations import walk_ops
-from hloserve.engine.portability import PORTABLE_DIALECTS, large_constants
+from hloserve.engine.programs.mlir import Diagnostics, MlirProgram, one_line, read_program
+from hloserve.engine.programs.mlir_annotations import walk_ops
+from hloserve.engine.programs.portability import PORTABLE_DIALECTS, large_constants
 
 __all__ = [
     "OLDEST_TARGET",

@@ -2,15 +2,16 @@
 
 What lives here: the choice between one symbolic trace and a trace per size, and the checks that all
 traces are of one model. What does not: the cleaning (`hloserve.export.artifact`), the refining
-(`hloserve.engine.mlir`) and what outputs are called (`hloserve.export.interface`). One thread.
+(`hloserve.engine.programs.mlir`) and what outputs are called (`hloserve.export.interface`). One
+thread.
 """
 
 from dataclasses import dataclass, field
 
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.errors import ExportProblem, ProgramProblem
-from hloserve.engine.mlir import MlirProgram, refine_program
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.mlir import MlirProgram, refine_program
+from hloserve.engine.programs.signature import TensorType
 from hloserve.export.artifact import clean_program, tidy_program
 from hloserve.export.settings import BATCH, Settings
 from hloserve.export.source import NamedArrays, Source, SymbolicTraceFailed, Traced

@@ -3,7 +3,7 @@
 What lives here: which checks are made, in which order, and what each could not look at. What does
 not: the checks themselves, which are the loader's own (`hloserve.models.program_plan`,
 `hloserve.models.hook_file`, `hloserve.bundle`), those beyond it (`hloserve.bundle.structure`,
-`hloserve.engine.portability`), and printing (`hloserve.cli.check`). One thread per bundle.
+`hloserve.engine.programs.portability`), and printing (`hloserve.cli.check`). One thread per bundle.
 
 Rules.
 1. What a loader would refuse is an error here, with the loader's words; the rest are warnings.
@@ -111,7 +111,7 @@ def check_bundle(
         runs_hooks: execute its hook file, as a server would.
         open_backend: opens the device on which each program is run once; None runs none.
         probe: says why a program file must not be read in this process, or nothing
-            (`hloserve.engine.program_probe`); None trusts the files that far.
+            (`hloserve.engine.programs.program_probe`); None trusts the files that far.
 
     Returns:
         The report; nothing is raised for what is wrong with the bundle.

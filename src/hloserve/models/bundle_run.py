@@ -21,7 +21,7 @@ from hloserve.core.units import format_bytes
 from hloserve.engine.arena import HostArena, load_weights
 from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import VariantKey
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.signature import TensorType
 from hloserve.models.program_plan import PlannedProgram
 from hloserve.models.row_check import Batch, Influenced, allowed_share, find_influences, merges_rows
 

@@ -34,8 +34,8 @@ from hloserve.core.errors import (
 from hloserve.engine.arena import HostArena, load_weights
 from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.executable_cache import Compiled, ExecutableCache, compile_cached
-from hloserve.engine.program_probe import ProbedReader, ProgramProbe
+from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache, compile_cached
+from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
 from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook, missing_hooks
 from hloserve.models.model import Model, metadata_of
 from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs

@@ -2,7 +2,7 @@
 
 What lives here: reading the program files, checking each against manifest and weights, fixing open
 extents. What does not: compiling (`hloserve.models.loader`), the comparison itself
-(`hloserve.engine.program_check`). Called by the loader on its thread.
+(`hloserve.engine.programs.program_check`). Called by the loader on its thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from hloserve.core.errors import BundleProblem, ProgramProblem
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
 from hloserve.engine.backend import Program, ProgramReader
 from hloserve.engine.device_model import VariantKey, variant_key
-from hloserve.engine.program_check import (
+from hloserve.engine.programs.program_check import (
     WeightType,
     argument_types,
     check_dynamic,
     check_signature,
     size_of_program,
 )
-from hloserve.engine.program_probe import MAX_PROGRAM_BYTES
+from hloserve.engine.programs.program_probe import MAX_PROGRAM_BYTES
 
 __all__ = [
     "PlannedProgram",

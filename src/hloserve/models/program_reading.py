@@ -1,8 +1,8 @@
 """Reading the programs of a bundle in order to judge them, without a device.
 
 What lives here: each file against manifest and weights, and what ties it to a platform. What does
-not: these rules (`hloserve.models.program_plan`, `hloserve.engine.portability`). One thread; needs
-jaxlib from the moment that a `ProgramReading` is made.
+not: these rules (`hloserve.models.program_plan`, `hloserve.engine.programs.portability`). One
+thread; needs jaxlib from the moment that a `ProgramReading` is made.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from hloserve.bundle.findings import Finding, errors_at, warnings_at
 from hloserve.bundle.layout import ProgramFile
 from hloserve.bundle.manifest import Manifest
 from hloserve.engine.backend import Program, ProgramReader
-from hloserve.engine.program_check import WeightType
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.program_check import WeightType
+from hloserve.engine.programs.signature import TensorType
 from hloserve.models.program_plan import PlannedProgram, plan_file
 
 if TYPE_CHECKING:
-    from hloserve.engine.mlir import MlirProgram
+    from hloserve.engine.programs.mlir import MlirProgram
 
 __all__ = ["ProgramFacts", "ProgramReading"]
 
@@ -73,7 +73,7 @@ class ProgramReading:
 
     def read(self, file: ProgramFile) -> list[Finding]:
         """Read and judge one file."""
-        from hloserve.engine.portability import check_portability, oldest_jaxlib
+        from hloserve.engine.programs.portability import check_portability, oldest_jaxlib
 
         texts: list[str] = []
         planned = plan_file(file, self._manifest, self._weights, self._reader, texts)
@@ -98,7 +98,7 @@ class ProgramReading:
 
     def _ignored_inputs(self, program: "MlirProgram") -> list[Finding]:
         """Inputs that change nothing; each is told once, not again for every batch size."""
-        from hloserve.engine.mlir import unused_arguments
+        from hloserve.engine.programs.mlir import unused_arguments
 
         inputs = self._manifest.executable_inputs
         names = [
@@ -114,10 +114,10 @@ class ProgramReading:
 
 
 class _KeepingReader(ProgramReader):
-    """Reads by `hloserve.engine.mlir`, and keeps the last program for a second look."""
+    """Reads by `hloserve.engine.programs.mlir`, and keeps the last program for a second look."""
 
     def __init__(self) -> None:
-        from hloserve.engine import mlir
+        from hloserve.engine.programs import mlir
 
         self._mlir = mlir
         self._last: MlirProgram | None = None

@@ -22,7 +22,7 @@ import numpy as np
 from typing_extensions import override
 
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.engine.differences import compare, epsilon, is_float, row_signal
+from hloserve.engine.programs.differences import compare, epsilon, is_float, row_signal
 
 __all__ = ["Batch", "Influenced", "allowed_share", "find_influences", "merges_rows"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from hloserve.core.errors import HloserveError
 from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.executable_cache import Compiled, ExecutableCache
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache
+from hloserve.engine.programs.signature import TensorType
 from hloserve.models.progress import Progress
 
 __all__ = ["warm_up"]

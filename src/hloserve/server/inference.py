@@ -25,8 +25,8 @@ from hloserve.core.requests import InferRequest, InferResponse
 from hloserve.core.tensors import Array, Tensors
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
-from hloserve.engine.queued_request import QueuedRequest, build_requests
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.queued_request import QueuedRequest, build_requests
+from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.task_threads import TaskThreads

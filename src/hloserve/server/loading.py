@@ -18,8 +18,8 @@ from hloserve.config.schema import WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend, Executable
-from hloserve.engine.executable_cache import ExecutableCache
-from hloserve.engine.program_probe import ProgramProbe
+from hloserve.engine.programs.executable_cache import ExecutableCache
+from hloserve.engine.programs.program_probe import ProgramProbe
 from hloserve.models.loader import LoadOptions, load_model
 from hloserve.models.model import Model
 from hloserve.models.progress import Progress

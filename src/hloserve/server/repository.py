@@ -33,7 +33,7 @@ from hloserve.core.requests import ModelState
 from hloserve.core.tickets import Call, Ticket
 from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled
 from hloserve.models.loader import reason_of
 from hloserve.models.model import Model

@@ -18,7 +18,7 @@ from hloserve.config.schema import RuntimeConfig, WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
-from hloserve.engine.program_probe import ProgramProbe
+from hloserve.engine.programs.program_probe import ProgramProbe
 from hloserve.models.repository_look import Found, Look, look_at
 
 __all__ = [

@@ -1,8 +1,8 @@
 """Does a request fit the model it names? Pure checks, before anything is queued.
 
 What lives here: request against specs, names of outputs. What does not: rows
-(`engine.queued_request`), whether bytes are a tensor at all (`wire.tensor_bytes`), and hook results
-(`models`). Loop thread; functions of their arguments alone.
+(`engine.scheduling.queued_request`), whether bytes are a tensor at all (`wire.tensor_bytes`), and
+hook results (`models`). Loop thread; functions of their arguments alone.
 """
 
 from collections.abc import Iterator, Sequence

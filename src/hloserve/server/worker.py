@@ -33,10 +33,10 @@ from hloserve.config.schema import WorkerConfig
 from hloserve.core.clock import SystemClock
 from hloserve.core.logging import configure, log_event
 from hloserve.engine.backend import Backend
-from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
-from hloserve.engine.program_probe import ProgramProbe
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.programs.program_probe import ProgramProbe
+from hloserve.engine.scheduling.discipline import Fifo
+from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Look

@@ -11,7 +11,7 @@ from typing_extensions import override
 from hloserve import __version__
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.requests import ModelState
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.server.inference import InferenceService

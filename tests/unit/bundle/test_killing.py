@@ -29,7 +29,7 @@ from hloserve.bundle import load_manifest, read_bundle_weights
 from hloserve.bundle.layout import discover_bundles
 from hloserve.bundle.migration import Mode, migrate_bundle
 from hloserve.bundle.placing import place_bundle
-from hloserve.engine.executable_cache import ExecutableCache
+from hloserve.engine.programs.executable_cache import ExecutableCache
 
 OLD = {name: array.tobytes() for name, array in WEIGHTS.items()}
 

@@ -29,11 +29,11 @@ from hloserve.core.errors import (
 from hloserve.core.tensors import Array
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
-from hloserve.engine.discipline import Discipline
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import ModelQueue, QueuedRequest, build_requests
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.discipline import Discipline
+from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest, build_requests
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 
 @pytest.fixture(autouse=True)

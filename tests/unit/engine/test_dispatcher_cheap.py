@@ -13,10 +13,10 @@ from hloserve.core.errors import BackendFailed, DeadlineExceeded, ShuttingDown
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Call
 from hloserve.engine.device_model import DeviceModel
-from hloserve.engine.discipline import Discipline
 from hloserve.engine.dispatcher import CHEAP_NS
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import ModelQueue, QueuedRequest
+from hloserve.engine.scheduling.discipline import Discipline
+from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest
 from hloserve.engine.statistics import ModelStatistics
 
 _LOOP = threading.main_thread().name  # the test plays the loop

@@ -18,7 +18,7 @@ from hloserve.core.dtypes import BOOL, DTYPES, F32, I64, DType
 from hloserve.core.errors import BackendFailed, ConfigProblem, DeviceMemoryFull
 from hloserve.core.tensors import Array
 from hloserve.engine.arena import HostArena
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.signature import TensorType
 from hloserve.engine.xla_backend import (
     XlaBackend,
     XlaExecutable,

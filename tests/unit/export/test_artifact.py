@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hloserve.core.errors import ExportProblem
-from hloserve.engine.mlir import MlirProgram, read_program
-from hloserve.engine.mlir_annotations import walk_ops
+from hloserve.engine.programs.mlir import MlirProgram, read_program
+from hloserve.engine.programs.mlir_annotations import walk_ops
 from hloserve.export.artifact import OLDEST_TARGET, clean_program, serialise_program
 from hloserve.export.jax.tracing import trace_function
 

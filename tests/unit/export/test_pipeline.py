@@ -13,7 +13,7 @@ from typing_extensions import override
 from hloserve.bundle import IOSpec, load_manifest
 from hloserve.core.errors import BundleProblem
 from hloserve.core.tensors import Array
-from hloserve.engine.mlir import read_program
+from hloserve.engine.programs.mlir import read_program
 from hloserve.export import ExportProblem, ExportProgress, ProofFailed, export_jax, export_source
 from hloserve.export.jax.source import JaxSource
 from hloserve.export.options import ExportOptions

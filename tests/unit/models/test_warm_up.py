@@ -8,8 +8,8 @@ from support.models_bundles import write_fake
 from typing_extensions import override
 
 from hloserve.engine.backend import Buffer, Executable
-from hloserve.engine.executable_cache import ExecutableCache
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.programs.executable_cache import ExecutableCache
 from hloserve.models.loader import LoadOptions, load_model
 
 

@@ -29,10 +29,10 @@ from hloserve.core.errors import (
 )
 from hloserve.core.requests import InferRequest, InferResponse
 from hloserve.core.tensors import Tensors
-from hloserve.engine.discipline import Fifo
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.discipline import Fifo
+from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.loader import load_model
 from hloserve.models.registry import Registry
 from hloserve.models.task_threads import TaskThreads

@@ -1,7 +1,7 @@
 """A bundle that runs without a server: hooks, padding and slicing as a server does them.
 
 What lives here: one request at a time, on the CPU. What does not: queues and threads
-(`hloserve.engine.scheduler`, `hloserve.engine.dispatcher`). One thread.
+(`hloserve.engine.scheduling.scheduler`, `hloserve.engine.dispatcher`). One thread.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from hloserve.engine.assembly import (
     split_inputs,
 )
 from hloserve.engine.backend import Buffer
-from hloserve.engine.batching import smallest_fitting
 from hloserve.engine.device_model import VariantKey
+from hloserve.engine.scheduling.batching import smallest_fitting
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.models.loader import load_model
 

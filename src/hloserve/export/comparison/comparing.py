@@ -26,7 +26,7 @@ import numpy as np
 
 from hloserve.core.errors import HloserveError
 from hloserve.core.tensors import Array, Tensors, TensorSpec
-from hloserve.engine.differences import is_float
+from hloserve.engine.programs.differences import is_float
 from hloserve.export.comparison.samples import Sample, read_inputs, with_batch_axis
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hloserve.core.errors import ExportProblem
-from hloserve.engine.differences import is_float
-from hloserve.engine.portability import LARGE_CONSTANT_BYTES
+from hloserve.engine.programs.differences import is_float
+from hloserve.engine.programs.portability import LARGE_CONSTANT_BYTES
 from hloserve.export.jax.closures import name_of_array
 
 __all__ = ["check_traced", "constant_notes", "random_notes"]

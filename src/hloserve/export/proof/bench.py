@@ -13,8 +13,8 @@ import numpy as np
 
 from hloserve.core.errors import HloserveError, ProofFailed
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.engine import mlir
 from hloserve.engine.backend import Buffer, Executable
+from hloserve.engine.programs import mlir
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.callbacks import sample
 from hloserve.export.options import ExportProgress

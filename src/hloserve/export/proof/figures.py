@@ -1,7 +1,8 @@
 """The arithmetic of the proof: how far a program is off, and against what that is judged.
 
 What lives here: tolerance and verdict of one output. What does not: making the arrays
-(`hloserve.export.proof.prove`), error and signal (`hloserve.engine.differences`). Pure; any thread.
+(`hloserve.export.proof.prove`), error and signal (`hloserve.engine.programs.differences`). Pure;
+any thread.
 
 Rules.
 1. A float output passes when its error is at most `tolerance` times its signal. The error is the
@@ -23,7 +24,7 @@ import numpy as np
 
 from hloserve.core.dtypes import by_numpy
 from hloserve.core.tensors import Array
-from hloserve.engine.differences import Comparison, epsilon, is_float
+from hloserve.engine.programs.differences import Comparison, epsilon, is_float
 from hloserve.export.report import OutputProof
 
 __all__ = ["TOLERANCES", "default_tolerance", "judge"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.engine.differences import compare, is_float
+from hloserve.engine.programs.differences import compare, is_float
 from hloserve.export.proof.figures import TOLERANCES
 from hloserve.export.proof.inputs import is_fixed
 from hloserve.export.report import OutputProof, ProgramReport

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hloserve.core.tensors import Array
-from hloserve.engine.differences import epsilon, is_float
+from hloserve.engine.programs.differences import epsilon, is_float
 
 __all__ = ["draw_like", "is_fixed", "nudge"]
 

@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 from hloserve.core.dtypes import DType, by_numpy
 from hloserve.core.errors import ProgramProblem, ProofFailed
 from hloserve.core.tensors import TensorSpec
-from hloserve.engine import mlir
 from hloserve.engine.backend import Executable
-from hloserve.engine.differences import compare, row_signal, signal_between
-from hloserve.engine.program_check import argument_types, check_signature
+from hloserve.engine.programs import mlir
+from hloserve.engine.programs.differences import compare, row_signal, signal_between
+from hloserve.engine.programs.program_check import argument_types, check_signature
 from hloserve.engine.xla_backend import XlaBackend
 from hloserve.export.proof.bench import Bench, Candidate, ProofSettings, Run
 from hloserve.export.proof.figures import judge

@@ -12,7 +12,7 @@ import numpy as np
 
 from hloserve.core.errors import ExportProblem, HloserveError
 from hloserve.engine.backend import Executable
-from hloserve.engine.differences import compare, epsilon, is_float, row_signal
+from hloserve.engine.programs.differences import compare, epsilon, is_float, row_signal
 from hloserve.export.proof.bench import Bench, Candidate, Run
 from hloserve.models.row_check import Batch, allowed_share, find_influences
 

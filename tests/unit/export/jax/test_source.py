@@ -11,7 +11,7 @@ import pytest
 
 from hloserve.bundle import load_manifest, read_bundle_weights
 from hloserve.core.dtypes import by_token
-from hloserve.engine.mlir import read_program
+from hloserve.engine.programs.mlir import read_program
 from hloserve.export import ExportProblem, export_jax
 
 pytestmark = pytest.mark.xla

@@ -6,7 +6,7 @@ import pytest
 
 from hloserve.core.dtypes import DTYPES, DType
 from hloserve.core.tensors import Array
-from hloserve.engine.differences import is_float
+from hloserve.engine.programs.differences import is_float
 from hloserve.export.proof.inputs import draw_like, is_fixed, nudge
 
 

@@ -1,8 +1,8 @@
 """Where a program runs: what of it depends on one platform, several devices, or luck.
 
 What lives here: reading that off a program, as findings. What does not: whether it fits its bundle
-(`hloserve.engine.program_check`), and what an exporter refuses to write (`hloserve.export`). Needs
-no device; one thread at a time per program.
+(`hloserve.engine.programs.program_check`), and what an exporter refuses to write
+(`hloserve.export`). Needs no device; one thread at a time per program.
 
 Rule: an error is what no server of ours can run; a warning is what some can, or what runs but is
 not what its author wants.
@@ -15,8 +15,8 @@ from typing import Any
 
 from hloserve.bundle.findings import Finding, errors_at, listing, warnings_at
 from hloserve.core.units import format_bytes
-from hloserve.engine.mlir import MlirProgram
-from hloserve.engine.mlir_annotations import walk_ops
+from hloserve.engine.programs.mlir import MlirProgram
+from hloserve.engine.programs.mlir_annotations import walk_ops
 
 __all__ = [
     "LARGE_CONSTANT_BYTES",

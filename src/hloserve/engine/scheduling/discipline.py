@@ -1,8 +1,8 @@
 """Which model's queue goes next.
 
 What lives here: the `Discipline` seam and its implementations, pure decisions over queues. What
-does not: how much of that queue goes (`hloserve.engine.batching`). Called by the scheduler on the
-dispatch thread, under its lock.
+does not: how much of that queue goes (`hloserve.engine.scheduling.batching`). Called by the
+scheduler on the dispatch thread, under its lock.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from hloserve.engine.device_model import DeviceModel
-from hloserve.engine.queued_request import ModelQueue
+from hloserve.engine.scheduling.queued_request import ModelQueue
 
 __all__ = ["Discipline", "Fifo"]
 

@@ -9,7 +9,7 @@ from support.engine_models import build_model, dummy, outcome_of, request, rows_
 from hloserve.core.errors import BadRequest, Cancelled, ShuttingDown
 from hloserve.core.tickets import Call
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import QueuedRequest, build_requests, deliver
+from hloserve.engine.scheduling.queued_request import QueuedRequest, build_requests, deliver
 
 
 def test_request_that_fits_is_submitted_as_it_is() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hloserve.core.dtypes import DTYPES, F32, I64, DType
-from hloserve.engine.signature import Signature, TensorType, parse_tensor_type
+from hloserve.engine.programs.signature import Signature, TensorType, parse_tensor_type
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,9 +1,9 @@
 """Reading a program in another process first, because StableHLO's reader may not survive it.
 
 What lives here: `ProgramProbe`, what its child process does, and `ProbedReader`, which asks it.
-What does not: reading itself (`hloserve.engine.mlir`). A damaged artifact can end the process that
-reads it, within jaxlib: 2 of 1,200 bundles with a few wrong bytes did. Neither a check nor a server
-that serves other models must end so.
+What does not: reading itself (`hloserve.engine.programs.mlir`). A damaged artifact can end the
+process that reads it, within jaxlib: 2 of 1,200 bundles with a few wrong bytes did. Neither a check
+nor a server that serves other models must end so.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from typing_extensions import override
 from hloserve.bundle.files import read_bounded
 from hloserve.core.errors import ProgramProblem
 from hloserve.engine.backend import Backend, Program, ProgramReader
-from hloserve.engine.executable_cache import ExecutableCache
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.executable_cache import ExecutableCache
+from hloserve.engine.programs.signature import TensorType
 
 __all__ = ["MAX_PROGRAM_BYTES", "ProbedReader", "ProgramProbe"]
 
@@ -162,7 +162,7 @@ def _name_of(status: int) -> str:
 
 def _serve() -> None:
     """The child: a length and a program in, a byte out for each that was survived."""
-    from hloserve.engine.mlir import read_program
+    from hloserve.engine.programs.mlir import read_program
 
     programs, answers = sys.stdin.buffer, sys.stdout.buffer
     while len(head := programs.read(_LENGTH.size)) == _LENGTH.size:

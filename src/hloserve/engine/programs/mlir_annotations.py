@@ -1,7 +1,8 @@
 """Taking out of a program what only its tracer's machine needs: sharding, donation, callbacks.
 
 What lives here: turning an MLIR module into a plain program for one device. What does not: reading
-modules and all else about them (`hloserve.engine.mlir`, which calls this). One thread per module.
+modules and all else about them (`hloserve.engine.programs.mlir`, which calls this). One thread per
+module.
 """
 
 import contextlib

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from hloserve.core.errors import BackendFailed
 from hloserve.engine.backend import Executable, Program
-from hloserve.engine.executable_cache import ExecutableCache, compile_cached
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.programs.executable_cache import ExecutableCache, compile_cached
 
 KEY = "0123abcd"
 

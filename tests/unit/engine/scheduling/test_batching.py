@@ -2,7 +2,7 @@
 
 import pytest
 
-from hloserve.engine.batching import (
+from hloserve.engine.scheduling.batching import (
     BatchPlan,
     plan_batch,
     saturation_rows,

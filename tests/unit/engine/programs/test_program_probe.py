@@ -7,8 +7,8 @@ from support.models_bundles import affine_text, write_affine
 from typing_extensions import override
 
 from hloserve.core.errors import ProgramProblem
-from hloserve.engine.executable_cache import ExecutableCache
-from hloserve.engine.program_probe import ProbedReader, ProgramProbe
+from hloserve.engine.programs.executable_cache import ExecutableCache
+from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
 from hloserve.models.bundle_check import check_bundle
 
 pytestmark = pytest.mark.xla

@@ -10,8 +10,8 @@ from support.models_bundles import affine_text, identity_text
 
 from hloserve.core.dtypes import DTYPES, F32
 from hloserve.core.errors import ProgramProblem
-from hloserve.engine.mlir import MlirProgram, read_program, refine_program
-from hloserve.engine.signature import TensorType
+from hloserve.engine.programs.mlir import MlirProgram, read_program, refine_program
+from hloserve.engine.programs.signature import TensorType
 
 pytestmark = pytest.mark.xla
 

@@ -1,9 +1,10 @@
 """StableHLO programs: read, check, clean, refine. The only module by which others touch MLIR.
 
 What lives here: from the bytes of a program file to an MLIR module whose `main` is known by its
-`Signature`. What does not: taking annotations out (`hloserve.engine.mlir_annotations`), comparing
-that signature with the manifest and the weights (`hloserve.engine.program_check`) and compiling
-(`hloserve.engine.xla_backend`). jaxlib only, no jax; nothing here needs a device.
+`Signature`. What does not: taking annotations out (`hloserve.engine.programs.mlir_annotations`),
+comparing that signature with the manifest and the weights
+(`hloserve.engine.programs.program_check`) and compiling (`hloserve.engine.xla_backend`). jaxlib
+only, no jax; nothing here needs a device.
 
 Rules.
 1. Every program has an MLIR context of its own, so programs are independent: any thread may read,
@@ -22,7 +23,7 @@ from typing import Any
 
 from hloserve.core.dtypes import by_stablehlo
 from hloserve.core.errors import MissingExtra, ProgramProblem, UntestedVersion
-from hloserve.engine.signature import Signature, TensorType
+from hloserve.engine.programs.signature import Signature, TensorType
 
 # XLA reads this when it is loaded. Its notices are no news to an operator; a set value wins.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -30,7 +31,7 @@ try:
     import jaxlib.version
     from jaxlib.mlir import ir
 
-    from hloserve.engine.mlir_annotations import strip_annotations
+    from hloserve.engine.programs.mlir_annotations import strip_annotations
 except ImportError as missing:
     raise MissingExtra("server", "reading StableHLO programs", missing) from missing
 try:

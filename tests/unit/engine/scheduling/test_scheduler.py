@@ -17,8 +17,8 @@ from hloserve.core.clock import ManualClock
 from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import QueuedRequest
-from hloserve.engine.scheduler import Dispatch, Scheduler
+from hloserve.engine.scheduling.queued_request import QueuedRequest
+from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
 
 
 def _next(scheduler: Scheduler) -> Dispatch:

@@ -6,8 +6,12 @@ from support.engine_models import build_model, dummy, manual_scheduler, rows_of
 from hloserve.core.clock import ManualClock
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import PRIORITY_STEP_NS, QueuedRequest, build_requests
-from hloserve.engine.scheduler import Scheduler
+from hloserve.engine.scheduling.queued_request import (
+    PRIORITY_STEP_NS,
+    QueuedRequest,
+    build_requests,
+)
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 
 def _one_by_one() -> tuple[DeviceModel, Scheduler, ManualClock]:

@@ -1,8 +1,8 @@
 """How many queued requests one execution serves, and at which compiled size.
 
 What lives here: the decision, pure. What does not: taking requests from a queue
-(`hloserve.engine.scheduler`) and copying their rows together (`hloserve.engine.assembly`). Any
-thread.
+(`hloserve.engine.scheduling.scheduler`) and copying their rows together
+(`hloserve.engine.assembly`). Any thread.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,9 +1,9 @@
 """A request on its way to the device, and the queue it stands in.
 
 What lives here: `QueuedRequest`, which is also the ticket its caller awaits, how requests are built
-and settled, and `ModelQueue`.
-What does not: the order of models (`hloserve.engine.discipline`) and the lock that guards the
-queues (`hloserve.engine.scheduler`).
+and settled, and `ModelQueue`. What does not: the order of models
+(`hloserve.engine.scheduling.discipline`) and the lock that guards the queues
+(`hloserve.engine.scheduling.scheduler`).
 """
 
 import logging
@@ -21,8 +21,8 @@ from hloserve.core.requests import DEFAULT_PRIORITY, NEVER_NS
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Ticket
 from hloserve.engine.assembly import split_inputs
-from hloserve.engine.batching import MOST_PARTS, smallest_fitting
 from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.scheduling.batching import MOST_PARTS, smallest_fitting
 
 __all__ = [
     "PRIORITY_STEP_NS",

@@ -6,8 +6,8 @@ import pytest
 
 from hloserve.core.dtypes import F32, I64, U8, DType
 from hloserve.core.tensors import Axis, AxisKind, TensorSpec
-from hloserve.engine.program_check import argument_types, check_signature, size_of_program
-from hloserve.engine.signature import Signature, parse_tensor_type
+from hloserve.engine.programs.program_check import argument_types, check_signature, size_of_program
+from hloserve.engine.programs.signature import Signature, parse_tensor_type
 
 N = Axis("n", AxisKind.BATCH)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hloserve.engine.mlir import read_program
-from hloserve.engine.portability import check_portability, oldest_jaxlib
+from hloserve.engine.programs.mlir import read_program
+from hloserve.engine.programs.portability import check_portability, oldest_jaxlib
 
 pytestmark = pytest.mark.xla
 

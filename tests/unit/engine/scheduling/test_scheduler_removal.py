@@ -6,8 +6,8 @@ from support.engine_models import build_model, dummy, manual_scheduler, outcome_
 from hloserve.core.errors import ModelNotFound
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.queued_request import QueuedRequest
-from hloserve.engine.scheduler import Dispatch, Scheduler
+from hloserve.engine.scheduling.queued_request import QueuedRequest
+from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
 
 
 def _next(scheduler: Scheduler) -> Dispatch:

@@ -1,8 +1,8 @@
 """What runs next on the device: one queue per model, one lock, one condition.
 
 What lives here: admission to the queues and taking batches from them. What does not: the choice of
-the model (`hloserve.engine.discipline`), of the batch (`hloserve.engine.batching`), and running it
-(`hloserve.engine.dispatcher`).
+the model (`hloserve.engine.scheduling.discipline`), of the batch
+(`hloserve.engine.scheduling.batching`), and running it (`hloserve.engine.dispatcher`).
 
 Rules.
 1. The loop thread submits, withdraws, adds and removes; the dispatch thread calls `next_dispatch`,
@@ -26,10 +26,10 @@ from math import inf
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
-from hloserve.engine.batching import plan_batch, saturation_rows
 from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.discipline import Discipline
-from hloserve.engine.queued_request import ModelQueue, QueuedRequest, deliver, lone_size
+from hloserve.engine.scheduling.batching import plan_batch, saturation_rows
+from hloserve.engine.scheduling.discipline import Discipline
+from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest, deliver, lone_size
 
 __all__ = ["Dispatch", "Scheduler", "take_batch"]
 

@@ -1,8 +1,8 @@
 """Whether a program fits the manifest and the weights: the check that turns a bundle which
 "registers fine, and every inference fails" into a load error.
 
-What lives here: pure comparison of types; every disagreement is one finding, so that an author
-sees all of them at once. What does not: reading programs (`hloserve.engine.mlir`) and the rules
+What lives here: pure comparison of types; every disagreement is one finding, so that an author sees
+all of them at once. What does not: reading programs (`hloserve.engine.programs.mlir`) and the rules
 of the manifest itself (`hloserve.bundle.manifest`). Called by the loader and by `hloserve check`;
 any thread.
 """
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from hloserve.core.dtypes import DType
 from hloserve.core.tensors import TensorSpec
-from hloserve.engine.signature import Signature, TensorType
+from hloserve.engine.programs.signature import Signature, TensorType
 
 __all__ = [
     "WeightType",

@@ -1,7 +1,8 @@
 """The types a program takes and gives.
 
 What lives here: `TensorType`, `Signature` and their StableHLO notation. What does not: comparing a
-signature with a manifest (`hloserve.engine.program_check`). Everything is immutable; any thread.
+signature with a manifest (`hloserve.engine.programs.program_check`). Everything is immutable; any
+thread.
 """
 
 import re

@@ -1,0 +1,1 @@
+"""Programs: reading, checking, specialising and keeping them compiled."""

@@ -1,0 +1,1 @@
+"""Weights of many models on one device that cannot hold them all."""
