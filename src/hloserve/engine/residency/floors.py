@@ -1,6 +1,6 @@
 """What an operator asks of a model's weights, and what one may see and change of them.
 
-What lives here: `Floor`, and the seam to whoever shows or changes residency while the worker
+What lives here: the seam to whoever shows or changes residency while the worker
 serves. What does not: who fulfils it (`hloserve.engine.residency.weight_cache`), and the service
 that carries it over the wire (`hloserve.server`).
 """
@@ -10,22 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from hloserve.core.model_control import Floor
 from hloserve.engine.device_model import DeviceModel
 
 __all__ = ["Floor", "ModelResidency", "ResidencyControl", "ResidencyMode", "ResidencyStatus"]
-
-
-class Floor(Enum):
-    """The least that is kept of a model's weights; values are those of the settings."""
-
-    UNPINNED = "unpinned"
-    """Nothing: weights are read from the bundle's file when they are needed."""
-
-    SYSTEM = "system"
-    """A copy in the memory of the host, so that a load does not depend on the file."""
-
-    DEVICE = "device"
-    """The weights on the device, never evicted."""
 
 
 class ResidencyMode(Enum):
