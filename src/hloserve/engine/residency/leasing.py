@@ -51,6 +51,16 @@ class Residency(Protocol):
         """
         ...
 
+    def make_room(self) -> int:
+        """Take off the device what may go: the device said that its memory is full.
+
+        Returns:
+            Bytes that were freed; 0 when nothing could go, so that trying again is no use.
+
+        Threading: as `lease`, while nothing runs.
+        """
+        ...
+
 
 class EverythingResident(Residency):
     """All weights are on the device from load to unload: a lease costs nothing."""
@@ -70,3 +80,7 @@ class EverythingResident(Residency):
     @override
     def prefetch(self, model: DeviceModel) -> None:
         pass
+
+    @override
+    def make_room(self) -> int:
+        return 0
