@@ -9,6 +9,7 @@ own from a pool that grows with the number of calls at once, so threads never wa
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from hloserve.client.address import asks_for_tls, parse_address
 from hloserve.client.connection import Connection, deadline_of, remaining_s
+from hloserve.client.control import ControlCalls
 from hloserve.client.failures import failure_of
 from hloserve.client.requests import build_request, check_size
 from hloserve.client.server_calls import ServerCalls
@@ -38,6 +40,7 @@ from hloserve.core.requests import Parameter, RegionStatus
 from hloserve.core.tensors import Tensors
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_shared_memory as shared_memory_codec
+from hloserve.wire.control_protobuf import CONTROL_SERVICE
 from hloserve.wire.grpc_framing import Message
 from hloserve.wire.grpc_limits import GrpcLimits
 
@@ -113,6 +116,11 @@ class Client(ServerCalls):
     def address(self) -> str:
         """The server's address as ``host:port``."""
         return str(self._address)
+
+    @property
+    def control(self) -> ControlCalls:
+        """The calls by which a server's device is watched and operated."""
+        return ControlCalls(partial(self._call, service=f"/{CONTROL_SERVICE}/"), self._read)
 
     def infer(
         self,
@@ -263,7 +271,12 @@ class Client(ServerCalls):
 
     @override
     def _call(
-        self, method: str, body: bytes = b"", model: str = "", timeout_s: float | None = None
+        self,
+        method: str,
+        body: bytes = b"",
+        model: str = "",
+        timeout_s: float | None = None,
+        service: str = _SERVICE,
     ) -> Message:
         """Make one call; again when the server certainly did not look at it."""
         check_size(body, self._limits.max_send_msg_bytes)
@@ -273,7 +286,7 @@ class Client(ServerCalls):
         may_repeat = True
         while True:
             connection = self._borrow(deadline_ns)
-            ended = connection.call(_SERVICE + method, body, deadline_ns)
+            ended = connection.call(service + method, body, deadline_ns)
             self._give_back(connection)
             if ended is None:
                 error = DeadlineExceeded(model)

@@ -21,6 +21,7 @@ from typing import TypeAlias
 from hloserve.core.errors import PermissionDenied, Unauthenticated
 from hloserve.core.logging import log_event
 from hloserve.server.tokens import Grant, Keyring, Scope, token_of
+from hloserve.wire.control_protobuf import CONTROL_SERVICE
 from hloserve.wire.http1_messages import parse_target
 
 __all__ = [
@@ -62,6 +63,7 @@ _CALLS: Mapping[bytes, Scope | None] = {
                 _SERVICE + "ModelStatistics",
                 _SERVICE + "RepositoryIndex",
                 _SERVICE + "IsSameIPCNamespace",
+                f"/{CONTROL_SERVICE}/ModelControlStatus",
                 _REFLECTION % "v1",
                 _REFLECTION % "v1alpha",
             ),

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FileDescriptor
 from hloserve.core.errors import Code
 from hloserve.wire.protos import (
     POOL,
+    control_pb2,
     health_pb2,
     inference_pb2,
     reflection_pb2,
@@ -35,7 +36,13 @@ REFLECTION_SERVICES = (
 
 _FILES = {
     module.DESCRIPTOR.name: module.DESCRIPTOR
-    for module in (health_pb2, inference_pb2, reflection_pb2, reflection_v1alpha_pb2)
+    for module in (
+        control_pb2,
+        health_pb2,
+        inference_pb2,
+        reflection_pb2,
+        reflection_v1alpha_pb2,
+    )
 }
 
 

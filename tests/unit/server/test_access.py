@@ -14,7 +14,7 @@ from hloserve.server.access import (
     scope_of_rest,
 )
 from hloserve.server.tokens import Scope, parse_tokens
-from hloserve.wire.protos import inference_pb2
+from hloserve.wire.protos import control_pb2, inference_pb2
 
 INFER, ADMIN = b"Bearer " + b"i" * 16, b"Bearer " + b"a" * 16
 FILE = b"user infer " + b"i" * 16 + b"\nops admin " + b"a" * 16
@@ -46,6 +46,21 @@ def _access() -> Access:
 def test_scopes_of_calls(method: str, scope: Scope | None) -> None:
     """Health is open, inference and reading are `infer`, the rest is `admin`."""
     assert scope is scope_of_call(SERVICE + method.encode())
+
+
+def test_control_is_for_admins_but_for_the_status() -> None:
+    """The status has what statistics and metrics have; the rest changes the device."""
+    service = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+    scopes = {
+        m.name: scope_of_call(f"/{service.full_name}/{m.name}".encode()) for m in service.methods
+    }
+
+    assert {
+        "ModelControlStatus": Scope.INFER,
+        "SetModelResidency": Scope.ADMIN,
+        "SetModelPolicy": Scope.ADMIN,
+        "CompactMemory": Scope.ADMIN,
+    } == scopes
 
 
 def test_no_method_that_changes_the_server_is_open_or_infer() -> None:
