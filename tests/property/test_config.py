@@ -71,6 +71,10 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "shared_memory.enabled": st.booleans(),
     "shared_memory.max_copied_bytes": st.integers(1, 2**40),
     "hooks.threads": st.integers(1, 256) | st.just("auto"),
+    "metas.concurrency": st.integers(1, 256),
+    "metas.scratch_bytes": st.integers(0, 2**40),
+    "metas.scratch_slots": st.integers(1, 65536),
+    "metas.exposed_models": st.lists(NAMES, max_size=3),
     "logging.level": st.sampled_from(["debug", "info", "warning", "error"]),
     "logging.format": st.sampled_from(["auto", "text", "json"]),
 }

@@ -18,6 +18,7 @@ __all__ = [
     "HooksConfig",
     "HttpConfig",
     "LoggingConfig",
+    "MetasConfig",
     "ModelSchedulerConfig",
     "Reading",
     "RuntimeConfig",
@@ -54,6 +55,8 @@ PositiveSeconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), gt=
 Seconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), ge=0, le=86400)]
 BatchSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+FractionOrNone: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Mode: TypeAlias = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 Path: TypeAlias = Annotated[str, _meta(Reading(unit="path"), min_length=1, max_length=4096)]
 
@@ -115,6 +118,34 @@ class RuntimeConfig(_Section, frozen=True, kw_only=True):
     once: go on with the old one and try again later (`keep_old`), or unload it first, so that
     requests are answered UNAVAILABLE (503) until the new one is ready (`unload_first`)."""
 
+    weight_cache_bytes: PositiveBytes | None = None
+    """Most bytes of weights to keep on the device. With it, models whose weights do not fit are
+    loaded all the same: what is asked for is brought there, and takes the place of what is not
+    asked for. On the CPU, evicted weights leave memory. Unset: on the CPU all weights stay; on an
+    accelerator the two fractions below decide alone."""
+
+    weight_cache_fraction: FractionOrNone = 1.0
+    """On an accelerator that tells its memory, the most of it that weights may take; what the
+    programs need beside them is measured and left free. 0 keeps all weights there from load to
+    unload, and fails what does not fit. Without effect on the CPU."""
+
+    weight_cache_wiggle_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    """Share of the memory of an accelerator that is left alone in any case, for what the allocator
+    cannot use. Without effect on the CPU."""
+
+    residency: Literal["self_managed", "external"] = "self_managed"
+    """Who decides which weights are on the device, where there is a budget: the worker, by what is
+    asked for (`self_managed`), or a controller (`external`), which pins and unpins models by the
+    control service. Requests for a model that is not there are then answered UNAVAILABLE (503), so
+    that a gateway asks another worker."""
+
+    shared_host_weights: bool = False
+    """Keep weights that are in the memory of the host in `/dev/shm`, one copy for all workers of
+    the node. On the CPU device these are the weights that are computed with."""
+
+    shared_host_weights_mode: Mode = "660"
+    """Permissions of these files, in octal. Whoever may write them decides what models answer."""
+
     numerics: Annotated[Literal["auto"], _meta(Reading(later=("f32", "tf32")))] = "auto"
     """Precision of float32 products on a GPU; `auto` leaves it to XLA."""
 
@@ -124,6 +155,18 @@ class ModelSchedulerConfig(_Section, frozen=True, kw_only=True):
 
     max_batch_size: BatchSize | None = None
     """Most rows to coalesce into one batch of this model. Unset means the largest compiled size."""
+
+    residency: (
+        Annotated[
+            Literal["unpinned", "system", "device"],
+            _meta(Reading(aliases=(("pinned_system", "system"), ("pinned_device", "device")))),
+        ]
+        | None
+    ) = None
+    """The least to keep of this model's weights, where there is a budget: nothing (`unpinned`), a
+    copy in the memory of the host (`system`), or the weights on the device (`device`), which are
+    then never evicted and count before the budget. Unset means `system` on an accelerator, and on
+    the CPU, where such a copy would be all that an eviction gives back, `unpinned`."""
 
     batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1, max_length=256)] | None = None
     """Batch sizes to compile: some of those that the bundle has programs for, or any that the
@@ -138,6 +181,10 @@ class SchedulerConfig(_Section, frozen=True, kw_only=True):
 
     max_queue_depth: Annotated[int, Meta(gt=0, le=2**31 - 1)] = 1024
     """Most requests that wait for one model; one more is answered RESOURCE_EXHAUSTED (429)."""
+
+    compaction_interval: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """After this many loads of weights onto an accelerator, take all that are not pinned off it, so
+    that its free memory is in one piece again. 0 does so only when something found no room."""
 
     models: dict[str, ModelSchedulerConfig] = {}
     """Settings for single models, by served name."""
@@ -248,6 +295,26 @@ class HooksConfig(_Section, frozen=True, kw_only=True):
     bundle, so that it does not hold up the others."""
 
 
+class MetasConfig(_Section, frozen=True, kw_only=True):
+    """Meta models: bundles whose `run` calls other models of this worker."""
+
+    concurrency: Annotated[int, Meta(ge=1, le=256)] = 2
+    """Most requests to meta models that run at once, over all of them; more wait for their turn,
+    until their deadline. Those that call no model (`calls: []`) are not counted."""
+
+    scratch_bytes: Annotated[int, _meta(Reading(unit="bytes"), ge=0, le=2**40)] = 2**30
+    """Size of the block that `call.scratch` cuts its buffers from. The memory is taken when it is
+    written first, and kept. 0 gives every request memory of its own."""
+
+    scratch_slots: Annotated[int, Meta(ge=1, le=65536)] = 16
+    """How many equal parts that block has; a request takes as many in a row as it needs."""
+
+    exposed_models: tuple[Text, ...] = ()
+    """Models that meta models call and that clients call as well. Others that a meta model calls
+    are not in the repository index while it serves; they answer by name all the same. `*` hides
+    none."""
+
+
 class LoggingConfig(_Section, frozen=True, kw_only=True):
     """The log on standard error."""
 
@@ -305,4 +372,5 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     http: HttpConfig = HttpConfig()
     shared_memory: SharedMemoryConfig = SharedMemoryConfig()
     hooks: HooksConfig = HooksConfig()
+    metas: MetasConfig = MetasConfig()
     logging: LoggingConfig = LoggingConfig()

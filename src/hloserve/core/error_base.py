@@ -5,7 +5,6 @@ from there.
 """
 
 from enum import Enum
-from typing import ClassVar
 
 __all__ = ["Code", "HloserveError"]
 
@@ -27,7 +26,12 @@ class Code(Enum):
 
 
 class HloserveError(Exception):
-    """Root of the tree. `code` and `retryable` are fixed per class."""
+    """Root of the tree.
 
-    code: ClassVar[Code] = Code.INTERNAL
-    retryable: ClassVar[bool] = False
+    Attributes:
+        code: decides the status. Fixed per class, but for `SubCallFailed`, which passes one on.
+        retryable: the same call may succeed unchanged; fixed likewise.
+    """
+
+    code: Code = Code.INTERNAL
+    retryable: bool = False

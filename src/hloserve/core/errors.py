@@ -36,6 +36,7 @@
     │   └─ ProofFailed                            the program does not compute what the model does
     ├─ ConfigProblem         INTERNAL             (source, at, reason) exit status 2
     ├─ HookFailed            INTERNAL             (model, hook)        cause kept
+    ├─ SubCallFailed         as its cause         (meta, model)        inside of a meta model
     ├─ BackendFailed         INTERNAL             (operation, model)   cause kept
     ├─ MissingExtra          FAILED_PRECONDITION  (extra, purpose)     a library is not installed
     └─ UntestedVersion       FAILED_PRECONDITION  (library, found, tested)
@@ -95,6 +96,7 @@ __all__ = [
     "RegionCutShort",
     "RegionNotRegistered",
     "ShuttingDown",
+    "SubCallFailed",
     "TensorMismatch",
     "TensorProblems",
     "TooManyInFlight",
@@ -361,6 +363,26 @@ class HookFailed(HloserveError):
     def __init__(self, model: str, hook: str, reason: str) -> None:
         self.model, self.hook, self.reason = model, hook, reason
         super().__init__(f"{hook} hook of model {model!r} failed: {reason}")
+
+
+class SubCallFailed(HloserveError):
+    """A meta model's call of another model failed; the cause is chained.
+
+    Its code is the cause's, with two exceptions: a model that is not there is FAILED_PRECONDITION,
+    since the caller did not ask for it, and inputs that do not fit are INTERNAL, since the caller
+    did not make them. What a sub-model's hook refuses by `InvalidInput` is the caller's.
+    """
+
+    def __init__(self, meta: str, model: str, cause: HloserveError, place: str = "") -> None:
+        self.meta, self.model = meta, model
+        self.retryable = cause.retryable
+        self.code = cause.code
+        if isinstance(cause, ModelNotFound):
+            self.code = Code.FAILED_PRECONDITION
+        elif isinstance(cause, BadRequest) and not isinstance(cause, InvalidInput):
+            self.code = Code.INTERNAL
+        super().__init__(f"meta {meta!r}: call to {model!r}{place}: {cause}")
+        self.__cause__ = cause
 
 
 class BackendFailed(HloserveError):
