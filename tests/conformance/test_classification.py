@@ -10,6 +10,8 @@ import tritonclient.grpc
 import tritonclient.http
 from support.conformance_worker import Asker, rpc_tensor, tensor
 
+from hloserve import Client
+
 ROWS = np.array([[1, 3, 2], [7, 5, 6]], np.float32)
 BEST_TWO = [b"3.000000:1:B\xc3\xa4r", b"2.000000:2", b"7.000000:0:Katze", b"6.000000:2"]
 
@@ -33,6 +35,19 @@ def test_tritonclient_gets_classes_with_labels(asker: Asker, module: ModuleType)
 
     assert (2, 2) == answer.shape
     assert BEST_TWO == answer.reshape(-1).tolist()
+
+
+def test_our_client_gets_classes_with_labels(asker: Asker) -> None:
+    """As `bytes`, in rows; over a stream as over a call."""
+    with Client(asker.grpc_address) as client:
+        alone = client.infer("labelled", {"x": ROWS}, classes={"y": 2})
+        with client.stream() as stream:
+            stream.send("labelled", {"x": ROWS}, classes={"y": 2})
+            (result,) = stream
+
+    assert BEST_TWO == alone["y"].reshape(-1).tolist()
+    assert (2, 2) == alone["y"].shape
+    assert BEST_TWO == result.outputs["y"].reshape(-1).tolist()
 
 
 def test_json_has_classes_as_strings(asker: Asker) -> None:

@@ -122,13 +122,14 @@ class Client(ServerCalls):
         """The calls by which a server's device is watched and operated."""
         return ControlCalls(partial(self._call, service=f"/{CONTROL_SERVICE}/"), self._read)
 
-    def infer(
+    def infer(  # noqa: PLR0913  # keywords with defaults, one for each part of a request
         self,
         model: str,
         inputs: Mapping[str, npt.ArrayLike | SharedArray],
         *,
         outputs: Sequence[str] | None = None,
         into: Mapping[str, SharedArray] | None = None,
+        classes: Mapping[str, int] | None = None,
         timeout_s: float | None = None,
         request_id: str = "",
         parameters: Mapping[str, Parameter | np.generic] | None = None,
@@ -140,8 +141,12 @@ class Client(ServerCalls):
             inputs: by name, in numpy order. What is no array is made one by `numpy.asarray`, so a
                 list of Python floats becomes float64: give arrays of the model's dtype. Any memory
                 layout and byte order will do. BYTES takes text and bytes, in lists or in arrays.
-            outputs: names of those to return, in that order; all by default, or those of `into`.
+            outputs: names of those to return, in that order; all by default, or those of `into` and
+                `classes`.
             into: outputs that the server shall write into shared memory, by name.
+            classes: how many of its highest classes shall come instead of an output, by name. They
+                come as `bytes`: ``value:index``, or ``value:index:label`` where the bundle has
+                labels; shape (rows, classes), the highest first.
             timeout_s: instead of the client's.
             request_id: echoed by the server and in its log.
             parameters: request parameters of the V2 protocol.
@@ -165,6 +170,7 @@ class Client(ServerCalls):
             inputs,
             outputs=outputs,
             into=places,
+            classes=classes,
             request_id=request_id,
             parameters=parameters,
         )

@@ -23,6 +23,7 @@ def build_request(
     *,
     outputs: Sequence[str] | None,
     into: Mapping[str, SharedArray],
+    classes: Mapping[str, int] | None,
     request_id: str,
     parameters: Mapping[str, Parameter | np.generic] | None,
 ) -> InferRequest:
@@ -38,8 +39,10 @@ def build_request(
         outputs=() if outputs is None else _names(outputs),
         parameters={} if parameters is None else _parameters(parameters),
     )
+    request.classes = None if classes is None else _classes(classes, into)
     request.shared = shared_tensors(inputs, into)
-    request.outputs += tuple(name for name in into if name not in request.outputs)
+    special = dict.fromkeys((*into, *(request.classes or ())))
+    request.outputs += tuple(name for name in special if name not in request.outputs)
     return request
 
 
@@ -60,6 +63,21 @@ def _names(outputs: Sequence[str]) -> tuple[str, ...]:
     if isinstance(outputs, str):
         raise BadRequest(f"outputs is the string {outputs!r}; give a list of names")
     return tuple(outputs)
+
+
+def _classes(given: Mapping[str, int], into: Mapping[str, SharedArray]) -> dict[str, int]:
+    classes: dict[str, int] = {}
+    for name, count in given.items():
+        plain = count.item() if isinstance(count, np.generic) else count
+        if type(plain) is not int or plain < 1:
+            raise BadRequest(f"output {name!r}: classes is {count!r}; it must be 1 or more")
+        if name in into:
+            raise BadRequest(
+                f"output {name!r} is in classes and in into; classes are strings, which come in the"
+                " answer"
+            )
+        classes[name] = plain
+    return classes
 
 
 def _parameters(given: Mapping[str, Parameter | np.generic]) -> dict[str, Parameter]:

@@ -112,6 +112,7 @@ class InferStream:
         inputs: Mapping[str, npt.ArrayLike | SharedArray],
         *,
         outputs: Sequence[str] | None = None,
+        classes: Mapping[str, int] | None = None,
         request_id: str = "",
         parameters: Mapping[str, Parameter | np.generic] | None = None,
     ) -> str:
@@ -122,7 +123,8 @@ class InferStream:
         Args:
             model: served name.
             inputs: as for `Client.infer`.
-            outputs: names of those to return; all by default.
+            outputs: names of those to return; all by default, or those of `classes`.
+            classes: as for `Client.infer`.
             request_id: comes back with the result.
             parameters: request parameters of the V2 protocol.
 
@@ -136,7 +138,13 @@ class InferStream:
             raise NotPossibleNow("this stream is closed; make a new one")
         request_id = request_id or str(self._count)
         request = build_request(
-            model, inputs, outputs=outputs, into={}, request_id=request_id, parameters=parameters
+            model,
+            inputs,
+            outputs=outputs,
+            into={},
+            classes=classes,
+            request_id=request_id,
+            parameters=parameters,
         )
         body = codec.encode_infer_request(request)
         check_size(body, self._max_message_bytes)

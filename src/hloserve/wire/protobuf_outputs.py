@@ -9,20 +9,21 @@ Source: V2 protocol, InferRequestedOutputTensor.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from hloserve.core.errors import DuplicateTensor, MalformedBody
-from hloserve.core.requests import Placement
+from hloserve.core.requests import Parameter, Placement
 from hloserve.wire.protobuf_fields import Records, length_delimited
 from hloserve.wire.protobuf_tensors import parameter_value, set_parameter
 from hloserve.wire.protos import inference_pb2
-from hloserve.wire.v2_parameters import classes_of
+from hloserve.wire.v2_parameters import CLASSIFICATION, classes_of
 from hloserve.wire.v2_shared_memory import parameters_of, placement_of
 
-__all__ = ["placed_output", "read_outputs", "requested_output"]
+__all__ = ["classified_output", "placed_output", "read_outputs", "requested_output"]
 
 _NAME, _OUTPUTS = 1, 6
 """Field numbers: of the name in the record, and of the record in a request."""
@@ -111,7 +112,17 @@ def requested_output(name: str) -> bytes:
 
 def placed_output(name: str, placement: Placement) -> bytes:
     """Write a requested output that shall go to shared memory."""
+    return _output_with(name, parameters_of(placement))
+
+
+@lru_cache(_CACHE_ENTRIES)
+def classified_output(name: str, classes: int) -> bytes:
+    """Write a requested output of which the highest classes shall come."""
+    return _output_with(name, {CLASSIFICATION: classes})
+
+
+def _output_with(name: str, parameters: Mapping[str, Parameter]) -> bytes:
     output = inference_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name)
-    for key, value in parameters_of(placement).items():
+    for key, value in parameters.items():
         set_parameter(output.parameters[key], value)
     return length_delimited(_OUTPUTS, output.SerializeToString())

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from hloserve.core.errors import BadRequest
 from hloserve.core.requests import DEFAULT_PRIORITY, LOWEST_PRIORITY, NEVER_NS, Parameter
 
-__all__ = ["classes_of", "take_deadline", "take_priority"]
+__all__ = ["CLASSIFICATION", "classes_of", "take_deadline", "take_priority"]
+
+CLASSIFICATION = "classification"
+"""The parameter of an output that asks for its highest classes."""
 
 _BUDGETS = (("reactant_timeout_ns", 1), ("timeout", 1000))
 """Parameter and its unit in nanoseconds; `timeout` is Triton's, in microseconds."""
@@ -65,7 +68,7 @@ def classes_of(tensor: str, parameters: Mapping[str, Parameter]) -> int:
     Raises:
         BadRequest: it is no count.
     """
-    count = parameters.get("classification", 0)
+    count = parameters.get(CLASSIFICATION, 0)
     if type(count) is not int or count < 0:
         raise BadRequest(
             f"{tensor}: classification is {count!r}; it must be how many classes to return"

@@ -36,7 +36,12 @@ from hloserve.wire.protobuf_fields import (
     split_fields,
     varint,
 )
-from hloserve.wire.protobuf_outputs import placed_output, read_outputs, requested_output
+from hloserve.wire.protobuf_outputs import (
+    classified_output,
+    placed_output,
+    read_outputs,
+    requested_output,
+)
 from hloserve.wire.protobuf_tensors import (
     Announced,
     announce,
@@ -174,9 +179,12 @@ def encode_infer_request(request: InferRequest) -> bytes:
     if request.parameters:
         head.append(_parameter_fields(request.parameters))
     shared = request.shared or SharedTensors()
+    classes = request.classes or {}
     outputs = b"".join(
         placed_output(name, shared.outputs[name])
         if name in shared.outputs
+        else classified_output(name, classes[name])
+        if name in classes
         else requested_output(name)
         for name in request.outputs
     )
@@ -302,13 +310,15 @@ def _join(
 ) -> bytes:
     """Put a message together with one copy of each tensor, fields in the order of their numbers.
 
-    Of those in `shared` there is no copy: their bytes are in shared memory already.
+    Of those in `shared` there is no copy: their bytes are in shared memory already, and an empty
+    entry keeps their place, by which Triton's clients find the contents of the others.
     """
     raw: list[bytes | memoryview] = []
     total = 0
     for name, array in tensors.items():
         if name in shared:
             parts.append(announce_shared(name, shared[name]))
+            raw.append(length_delimited(raw_number, b""))
             continue
         try:
             record, raw_head, nbytes = announce(name, array.dtype, array.shape, raw_number)

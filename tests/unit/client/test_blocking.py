@@ -158,6 +158,38 @@ def test_one_string_is_no_list_of_outputs() -> None:
         client.infer("m", {}, outputs="probs")
 
 
+def test_classes_are_asked_for_by_output(serve: Serve) -> None:
+    """Without `outputs` only those come; with them, the order is that of `outputs`."""
+    seen: list[tuple[tuple[str, ...], dict[str, int] | None]] = []
+
+    def look(body: bytes) -> bytes:
+        request = codec.decode_infer_request(body, 0)
+        seen.append((request.outputs, request.classes))
+        return codec.encode_infer_response(InferResponse("m", {}))
+
+    with serve({"ModelInfer": look}) as address, Client(address) as client:
+        computed: Any = np.int64(1)
+        client.infer("m", {}, classes={"y": 3, "z": computed})
+        client.infer("m", {}, outputs=["z", "y"], classes={"y": 2})
+        client.infer("m", {}, classes={})
+
+    assert [(("y", "z"), {"y": 3, "z": 1}), (("z", "y"), {"y": 2}), ((), None)] == seen
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.0, True, "3", None], ids=repr)
+def test_counts_of_classes_that_are_none_are_refused(count: Any) -> None:
+    """Before anything is sent; the message names the output."""
+    with Client("localhost:1") as client, pytest.raises(BadRequest, match="output 'y'"):
+        client.infer("m", {}, classes={"y": count})
+
+
+def test_classes_do_not_go_to_shared_memory() -> None:
+    """They are strings, and no array has room for those."""
+    place: Any = None  # it is not looked at
+    with Client("localhost:1") as client, pytest.raises(BadRequest, match="in classes and in into"):
+        client.infer("m", {}, into={"y": place}, classes={"y": 3})
+
+
 def test_id_and_parameters_reach_the_server(serve: Serve) -> None:
     """What the caller says about a request is in the request."""
     seen: list[tuple[str, dict[str, Parameter]]] = []

@@ -17,6 +17,7 @@ from hloserve.core.requests import (
     SharedTensors,
     TensorMetadata,
 )
+from hloserve.core.tensors import Tensors
 from hloserve.wire import v2_protobuf as codec
 from hloserve.wire import v2_protobuf_metadata as calls
 
@@ -31,10 +32,12 @@ def infer(body: bytes) -> bytes:
         return codec.encode_infer_response(infer_shared(request.shared))
     rows = request.inputs["image"].shape[0]
     assert request.inputs["image"].dtype == np.uint8
-    outputs = {
+    outputs: Tensors = {
         "probabilities": np.zeros((rows, 10), np.float32),
         "digit": np.full(rows, 3, np.int32),
     }
+    for name, count in (request.classes or {}).items():
+        outputs[name] = np.full((rows, count), b"0.100000:3:three", object)
     chosen = {name: outputs[name] for name in request.outputs or outputs}
     return codec.encode_infer_response(InferResponse(request.model, chosen, request.id))
 
