@@ -22,26 +22,22 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("global",): f"{_FLEET}; write its blocks at the top level",
     ("workers",): _FLEET,
     ("models",): f"{_FLEET}; settings of single models are under scheduler.models",
-    ("shared_host_weights",): _LATER,
-    ("runtime", "residency_mode"): "was removed; use model_control_mode",
-    ("runtime", "weight_cache_fraction"): _LATER,
-    ("runtime", "weight_cache_wiggle_fraction"): _LATER,
+    ("shared_host_weights",): "is called runtime.shared_host_weights here",
+    ("runtime", "residency_mode"): "is called runtime.residency here",
     ("runtime", "autotune"): _LATER,
     ("runtime", "autotune_cache"): _LATER,
     ("runtime", "autotune_cache_dir"): _LATER,
-    ("runtime", "shared_host_weights"): _LATER,
-    ("runtime", "shared_host_weights_mode"): _LATER,
     ("scheduler", "ema_halflife_seconds"): _LATER,
     ("scheduler", "recency_penalty_cap"): _LATER,
     ("scheduler", "coalescing_discount"): _LATER,
     ("scheduler", "cost_ema_alpha"): _LATER,
-    ("scheduler", "compaction_interval"): _LATER,
     ("scheduler", "dispatch_timeout_seconds"): (
         "was never enforced and is not a setting; clients set a deadline per request"
     ),
     ("scheduler", "models", "<model>", "weight"): _LATER,
-    ("scheduler", "models", "<model>", "residency"): _LATER,
-    ("scheduler", "models", "<model>", "pin_to_gpu"): _LATER,
+    ("scheduler", "models", "<model>", "pin_to_gpu"): (
+        "is not a setting; write scheduler.models.<name>.residency: device"
+    ),
     ("endpoints", "port"): "is called endpoints.grpc_port here",
     ("endpoints", "metrics_port"): "is called endpoints.admin_port here",
 }

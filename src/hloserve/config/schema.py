@@ -37,11 +37,13 @@ class Reading(msgspec.Struct, frozen=True):
             relative to the file that holds it.
         later: values that are known but not available in this version.
         aliases: other spellings of a value.
+        words: what the value is, where its type does not say it.
     """
 
     unit: str = ""
     later: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    words: str = ""
 
 
 def _meta(reading: Reading, **limits: Any) -> Meta:
@@ -56,7 +58,9 @@ Seconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), ge=0, le=86
 BatchSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 FractionOrNone: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Mode: TypeAlias = Annotated[str, Meta(pattern="^0?[0-7]{3}$")]
+Mode: TypeAlias = Annotated[
+    str, _meta(Reading(words='octal digits in quotes, like "660"'), pattern="^0?[0-7]{3}$")
+]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 Path: TypeAlias = Annotated[str, _meta(Reading(unit="path"), min_length=1, max_length=4096)]
 

@@ -161,6 +161,8 @@ def _walk(section: type[msgspec.Struct], path: Path) -> Iterator[Setting]:
 def _reading(info: inspect.Type) -> Reading:
     if isinstance(info, inspect.VarTupleType):
         return _reading(info.item_type)
+    if isinstance(info, inspect.UnionType):
+        return next((r for t in info.types if (r := _reading(t)) != Reading()), Reading())
     if isinstance(info, inspect.Metadata) and info.extra:
         return info.extra["reading"]  # type: ignore[no-any-return]  # the schema puts one there
     return Reading()
@@ -170,7 +172,9 @@ def _describe(info: inspect.Type) -> tuple[str, str]:
     """The kind of a type, and its values in words."""
     match info:
         case inspect.Metadata(type=inner):
-            return _describe_unit(inner, _reading(info).unit)
+            reading = _reading(info)
+            kind, expected = _describe_unit(inner, reading.unit)
+            return kind, reading.words or expected
         case inspect.LiteralType(values=values):
             return "str", _one_of([repr(value) for value in values])
         case inspect.BoolType():

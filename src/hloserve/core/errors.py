@@ -29,7 +29,9 @@
     ├─ Cancelled             CANCELLED            (model)
     ├─ Unavailable           UNAVAILABLE, retryable
     │   ├─ ShuttingDown
-    │   └─ ModelNotReady     (model, reason)
+    │   ├─ ModelNotReady     (model, reason)
+    │   ├─ WeightsNotResident (model)             a controller decides what is on the device
+    │   └─ WeightsUnreadable (model, reason)      they changed on disk, or cannot be read
     ├─ BundleProblem         INTERNAL             (bundle, findings)   load time
     │   ├─ ManifestProblem   ├─ WeightsProblem   ├─ ProgramProblem   └─ HookProblem
     ├─ ExportProblem         INTERNAL             (model, findings)    nothing was written
@@ -105,7 +107,9 @@ __all__ = [
     "UnknownTensor",
     "UnsupportedMedia",
     "UntestedVersion",
+    "WeightsNotResident",
     "WeightsProblem",
+    "WeightsUnreadable",
 ]
 
 
@@ -355,6 +359,25 @@ class ModelNotReady(Unavailable):
     def __init__(self, model: str, reason: str) -> None:
         self.model, self.reason = model, reason
         super().__init__(f"model {model!r} is not ready: {reason}")
+
+
+class WeightsNotResident(Unavailable):
+    """The model is here, its weights are not on the device, and only a controller brings them."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(
+            f"weights of model {model!r} are not on the device, and are not loaded for a request"
+            " (runtime.residency: external); ask another worker, or pin it: hloserve pin"
+        )
+
+
+class WeightsUnreadable(Unavailable):
+    """The weights of a loaded model cannot be read again; the cause is chained."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        self.model, self.reason = model, reason
+        super().__init__(f"weights of model {model!r} cannot be read again: {reason}")
 
 
 class HookFailed(HloserveError):
