@@ -26,8 +26,8 @@ from hloserve.core.errors import HloserveError, ModelNotFound, QueueFull, Shutti
 from hloserve.core.requests import DEFAULT_PRIORITY, NEVER_NS
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.scheduling.dispatch import Dispatch
 from hloserve.engine.scheduling.queued_request import PRIORITY_STEP_NS, QueuedRequest
-from hloserve.engine.scheduling.scheduler import Dispatch
 
 costs = st.integers(0, 20)
 """Of a batch, in ns: the scheduler compares them and nothing else."""
@@ -205,8 +205,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def end_cheap_run(self) -> None:
         """What waits by then is told of."""
-        self.cheap = None
-        self.scheduler.end_cheap()
+        ended, self.cheap = self.cheap, None
+        assert ended is not None
+        self.scheduler.end_cheap(ended)
         assert self.is_told or not self.is_asleep or not any(self.queues.values())
 
     def _check_taken(self, dispatch: Dispatch | None) -> None:

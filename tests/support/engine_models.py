@@ -19,13 +19,14 @@ from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend, FakeProgram
 from hloserve.engine.programs.signature import Signature, TensorType
 from hloserve.engine.scheduling.discipline import Discipline, Fifo
+from hloserve.engine.scheduling.dispatch import Dispatch
 from hloserve.engine.scheduling.queued_request import (
     PRIORITY_STEP_NS,
     QueuedRequest,
     ShiftedRequest,
     build_requests,
 )
-from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 
 def spec(name: str, letters: str, dtype: DType = F32, **extents: int) -> TensorSpec:
@@ -154,7 +155,10 @@ def wait_until_asleep(scheduler: Scheduler, timeout_s: float = 10.0) -> None:
 
 
 class DispatchThread:
-    """A dispatch thread that takes a batch when it is asked to, and runs none."""
+    """A dispatch thread that takes a batch when it is asked to, and runs none.
+
+    A batch ends when the next one is asked for.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -164,8 +168,12 @@ class DispatchThread:
         self._thread.start()
 
     def _run(self) -> None:
+        dispatch: Dispatch | None = None
         while self._asked.get():
-            self._given.put(self._scheduler.next_dispatch())
+            if dispatch is not None:
+                self._scheduler.end(dispatch)
+            dispatch = self._scheduler.next_dispatch()
+            self._given.put(dispatch)
 
     def ask(self) -> None:
         """Call `next_dispatch` there."""

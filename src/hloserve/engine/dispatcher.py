@@ -27,8 +27,9 @@ from hloserve.engine.assembly import StagingArea, assemble, check_outputs, slice
 from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.residency.leasing import EverythingResident, Residency
+from hloserve.engine.scheduling.dispatch import Dispatch
 from hloserve.engine.scheduling.queued_request import Outcome, QueuedRequest, deliver, lone_size
-from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 __all__ = ["CHEAP_NS", "Dispatcher", "Post"]
 
@@ -90,6 +91,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Start the thread. Once."""
+        self._scheduler.answer_by(self._post)
         if self._soon is not None:
             self._scheduler.announce_to(partial(self._soon, self._run_cheap))
         self._thread.start()
@@ -113,7 +115,7 @@ class Dispatcher:
             everybody = dispatch.requests + dispatch.expired
             deliver(everybody, [_translated(error, dispatch.model.name) for _ in everybody])
         finally:
-            scheduler.end_cheap()
+            scheduler.end_cheap(dispatch)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end after `Scheduler.drain` or `stop`; False when it has not."""
@@ -132,6 +134,7 @@ class Dispatcher:
         try:
             while (dispatch := self._scheduler.next_dispatch()) is not None:
                 self._serve(dispatch)
+                self._scheduler.end(dispatch)
         except Exception as error:  # noqa: BLE001  # our own fault, or a closed loop: logged
             log_event(log, "dispatch_thread_died", level=logging.CRITICAL, error=error)
             return error

@@ -187,24 +187,29 @@ class ModelQueue:
         requests: in that order.
         last_rank_ns: turns after this instant are those of requests of no priority that come from
             now on, so they go to the end.
+        weight: the model's share of the device, relative to the others.
 
     Threading: guarded by the scheduler's lock.
     """
 
-    __slots__ = ("last_rank_ns", "model", "requests")
+    __slots__ = ("last_rank_ns", "model", "requests", "weight")
 
     def __init__(self, model: DeviceModel) -> None:
         self.model = model
         self.requests: deque[QueuedRequest] = deque()
         self.last_rank_ns = 0
+        self.weight = 1.0
 
-    def insert(self, requests: Sequence[QueuedRequest]) -> None:
-        """Queue the parts of one request at their place."""
+    def insert(self, requests: Sequence[QueuedRequest], first: int = 0) -> None:
+        """Queue the parts of one request at their place, which is not before place `first`."""
         rank_ns = _rank_ns(requests[0])
-        place = bisect_right(self.requests, rank_ns, key=_rank_ns)
+        self.place(requests, bisect_right(self.requests, rank_ns, first, key=_rank_ns))
+        self.last_rank_ns = max(self.last_rank_ns, rank_ns)
+
+    def place(self, requests: Sequence[QueuedRequest], place: int) -> None:
+        """Queue the parts of one request at that place, whatever their turn."""
         for offset, request in enumerate(requests):
             self.requests.insert(place + offset, request)
-        self.last_rank_ns = max(self.last_rank_ns, rank_ns)
 
 
 def _rank_ns(request: QueuedRequest) -> int:

@@ -1,13 +1,15 @@
 """What runs next on the device: one queue per model, one lock, one condition.
 
-What lives here: admission to the queues and taking batches from them. What does not: the choice of
-the model (`hloserve.engine.scheduling.discipline`), of the batch
-(`hloserve.engine.scheduling.batching`), and running it (`hloserve.engine.dispatcher`).
+What lives here: the lock, which thread may take what when, and the end. What does not: the queues
+(`hloserve.engine.scheduling.queues`), the choice of the model
+(`hloserve.engine.scheduling.discipline`), of the batch (`hloserve.engine.scheduling.batching`), and
+running it (`hloserve.engine.dispatcher`).
 
 Rules.
-1. The loop thread submits, withdraws, adds and removes; the dispatch thread calls `next_dispatch`,
-   and takes its batch itself, so the device does not wait for the loop. While that thread sleeps,
-   the loop thread may take a cheap batch with `take_cheap` and run it; never both at once.
+1. The loop thread submits, withdraws, adds and removes; the dispatch thread calls `next_dispatch`
+   and `poll_dispatch`, and takes its batches itself, so the device does not wait for the loop.
+   While that thread sleeps, the loop thread may take a cheap batch with `take_cheap` and run it;
+   never both at once.
 2. The lock is held for queue work only: no array is touched and no ticket is settled under it.
 3. A request is in one place: a queue, one dispatch, or handed back by `remove` or `stop`. It is
    never lost and never given twice.
@@ -16,55 +18,28 @@ Rules.
    what was queued for the old one is answered by the old one while the new one serves.
 6. A queue is in the order of arrival, but for requests of a priority (`ModelQueue`). Models are
    chosen by who is in front, whatever its priority.
+7. A batch is in flight from the moment it was taken until `end`. There may be several; commands
+   wait until there is none.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from math import inf
+from typing import Any, TypeVar
 
 from hloserve.core.clock import Clock
-from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
-from hloserve.engine.device_model import DeviceModel, VariantKey
-from hloserve.engine.scheduling.batching import plan_batch, saturation_rows
+from hloserve.core.errors import ModelNotFound, ShuttingDown
+from hloserve.core.tickets import Ticket
+from hloserve.engine.device_model import DeviceModel
+from hloserve.engine.scheduling.commands import Command, run_commands
 from hloserve.engine.scheduling.discipline import Discipline
-from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest, deliver, lone_size
+from hloserve.engine.scheduling.dispatch import Dispatch
+from hloserve.engine.scheduling.queued_request import QueuedRequest, deliver
+from hloserve.engine.scheduling.queues import Queues
 
-__all__ = ["Dispatch", "Scheduler", "take_batch"]
+__all__ = ["Scheduler"]
 
-
-@dataclass(slots=True)
-class Dispatch:
-    """One execution to be, and the requests that it answers.
-
-    Attributes:
-        model: whose program runs.
-        requests: the batch, oldest first; all of one variant. Empty when all had expired.
-        rows: rows they carry together.
-        size: compiled batch size; 0 for a program without one.
-        expired: requests whose deadline had passed; they are answered, not run.
-        started_ns: instant at which the batch was taken from the queue.
-    """
-
-    model: DeviceModel
-    requests: list[QueuedRequest]
-    rows: int
-    size: int
-    expired: list[QueuedRequest]
-    started_ns: int
-
-    @property
-    def variant(self) -> VariantKey:
-        """The compiled shape that all requests of the batch need."""
-        return self.requests[0].variant
-
-    @property
-    def cost_ns(self) -> float:
-        """What the execution is known to take; infinite while that is unknown."""
-        if not self.requests:
-            return 0
-        return self.model.statistics.costs_ns.get(self.variant, {}).get(self.size, inf)
+T = TypeVar("T")
 
 
 class _Phase(Enum):
@@ -80,26 +55,30 @@ class Scheduler:
         clock: tells when requests came and whether they are late.
         discipline: picks the next model.
         max_queue_depth: most requests that wait per model.
+        weights: shares of the device by served name, 1 for who is not named.
     """
 
-    def __init__(self, clock: Clock, discipline: Discipline, max_queue_depth: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        discipline: Discipline,
+        max_queue_depth: int,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self._clock = clock
-        self._discipline = discipline
-        self._max_queue_depth = max_queue_depth
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._is_thread_waiting = False
         self._phase = _Phase.OPEN
-        self._queues: dict[DeviceModel, ModelQueue] = {}
-        self._waiting: dict[DeviceModel, ModelQueue] = {}  # the queues that are not empty
-        self._running = 0
-        self._running_model: DeviceModel | None = None
+        self._queues = Queues(discipline, max_queue_depth, weights or {}, self.withdraw)
+        self._running: list[Dispatch] = []
         self._on_idle: dict[DeviceModel, Callable[[], object]] = {}
+        self._commands: list[Command[Any]] = []
+        self._post: Callable[..., object] | None = None
         self._dispatch_thread = 0
         self._handed: Dispatch | None = None  # taken for the dispatch thread, which is waking up
         self._on_work: Callable[[], object] | None = None
         self._is_announced = False
-        self._withdraw = self.withdraw  # bound once, not per request
 
     def announce_to(self, on_work: Callable[[], object]) -> None:
         """Tell somebody of work that comes while the dispatch thread sleeps, and let it sleep.
@@ -110,24 +89,27 @@ class Scheduler:
         """
         self._on_work = on_work
 
+    def answer_by(self, post: Callable[..., object]) -> None:
+        """Say how results of commands get to the loop thread: `loop.call_soon_threadsafe`."""
+        self._post = post
+
     def add(self, model: DeviceModel) -> None:
         """Open a queue for a model. Threading: loop thread."""
         with self._lock:
-            assert model not in self._queues, f"model {model.name!r} is already scheduled"
-            self._queues[model] = ModelQueue(model)
+            self._queues.open(model)
 
     def remove(
         self, model: DeviceModel, on_idle: Callable[[], object] | None = None
     ) -> list[QueuedRequest]:
         """Close a model's queue: who waits in it is failed with `ModelNotFound`.
 
-        A batch of the model that is already running is answered as usual.
+        Batches of the model that are already in flight are answered as usual.
 
         Args:
             model: ignored when it is not scheduled.
-            on_idle: called once no batch of the model runs and none will: at once, or by the thread
-                that ran the last one, under the lock, so let it do no more than post. From then on
-                the model's memory may be freed.
+            on_idle: called once no batch of the model is in flight and none will be: at once, or by
+                the thread that ended the last one, under the lock, so let it do no more than post.
+                From then on the model's memory may be freed.
 
         Returns:
             The requests that waited, now settled.
@@ -135,10 +117,8 @@ class Scheduler:
         Threading: loop thread.
         """
         with self._lock:
-            queue = self._queues.pop(model, None)
-            self._waiting.pop(model, None)
-            orphans = list(queue.requests) if queue is not None else []
-            is_running = self._running_model is model
+            orphans = self._queues.close(model)
+            is_running = self._is_running(model)
             if is_running and on_idle is not None:
                 self._on_idle[model] = on_idle
         deliver(orphans, [ModelNotFound(model.name) for _ in orphans])
@@ -146,12 +126,14 @@ class Scheduler:
             on_idle()
         return orphans
 
-    def submit(self, requests: Sequence[QueuedRequest]) -> None:
+    def submit(self, requests: Sequence[QueuedRequest], *, is_committed: bool = False) -> None:
         """Queue one request, or all parts of a split one: all of them or, on an error, none.
 
         Args:
             requests: of one model, unsettled; not empty. An empty queue takes all parts of a
                 request, even if they are more than its cap, since they would never fit otherwise.
+            is_committed: what they are part of already runs: they go before all others, in the
+                order in which they came, whatever the discipline and their priority.
 
         Raises:
             ShuttingDown: the server drains or has stopped. Retryable.
@@ -160,27 +142,11 @@ class Scheduler:
 
         Threading: loop thread.
         """
-        model = requests[0].model
         now_ns = self._clock.now_ns()
-        withdraw = self._withdraw
         with self._lock:
             if self._phase is not _Phase.OPEN:
                 raise ShuttingDown
-            queue = self._queues.get(model)
-            if queue is None:
-                raise ModelNotFound(model.name)
-            depth = len(queue.requests)
-            if depth and depth + len(requests) > self._max_queue_depth:
-                raise QueueFull(model.name, depth)
-            for request in requests:
-                request.enqueued_ns = now_ns
-                request.withdraw = withdraw
-            if requests[0].shift_ns or now_ns < queue.last_rank_ns:
-                queue.insert(requests)
-            else:
-                queue.requests.extend(requests)
-            if not depth:
-                self._waiting[model] = queue
+            self._queues.put(requests, now_ns, is_committed=is_committed)
             if not self._is_thread_waiting or self._is_announced:
                 return
             if self._on_work is None:
@@ -189,44 +155,76 @@ class Scheduler:
             self._is_announced = True
         self._on_work()
 
+    def command(self, run: Callable[[], T]) -> Ticket[T]:
+        """Have something done on the dispatch thread, while nothing is in flight.
+
+        Commands go before batches, in the order in which they came.
+
+        Args:
+            run: what to do. No request is served meanwhile.
+
+        Returns:
+            Resolves to what `run` returns, or fails with what it raises; with `ShuttingDown` when
+            the server drains, or stops before its turn.
+
+        Threading: loop thread.
+        """
+        command = Command(run)
+        with self._lock:
+            is_open = self._phase is _Phase.OPEN
+            if is_open:
+                self._commands.append(command)
+                if self._is_thread_waiting:
+                    self._wake()
+        if not is_open:
+            command.fail(ShuttingDown())
+        return command
+
     def _wake(self) -> None:
         self._is_thread_waiting = False
         self._work.notify()
 
-    def take_cheap(self, budget_ns: int) -> Dispatch | None:
+    def take_cheap(
+        self, budget_ns: int, is_resident: Callable[[DeviceModel], bool] | None = None
+    ) -> Dispatch | None:
         """Take the next batch to run it on this thread, if it costs no more than `budget_ns`.
 
         A batch that costs more, or nobody knows how much, goes to the dispatch thread: it is woken.
         When this gives a batch, call `end_cheap` after it ran, whatever became of it.
 
-        Threading: loop thread. The dispatch thread sleeps meanwhile: only `drain`, `stop` and
-        this wake it, and they are called on this thread.
+        Args:
+            budget_ns: most computing time.
+            is_resident: asked whether the model's weights are on the device; a batch that would
+                have to load them is not cheap. Called under the lock. None when all are.
+
+        Threading: loop thread. The dispatch thread sleeps meanwhile: only `command`, `drain`,
+        `stop` and this wake it, and they are called on this thread.
         """
         with self._lock:
             self._is_announced = False
             if not self._is_thread_waiting or self._phase is _Phase.STOPPED:
                 return None
-            while self._waiting:
-                dispatch = self._take()
-                if not dispatch.requests and not dispatch.expired:
-                    continue
-                self._begin_batch(dispatch)
-                if dispatch.cost_ns <= budget_ns:
-                    return dispatch
-                self._handed = dispatch
-                self._wake()
+            dispatch = self._take()
+            if dispatch is None:
                 return None
-        return None
+            if dispatch.cost_ns <= budget_ns and (
+                is_resident is None or is_resident(dispatch.model)
+            ):
+                return dispatch
+            self._handed = dispatch
+            self._wake()
+            return None
 
-    def end_cheap(self) -> None:
+    def end_cheap(self, dispatch: Dispatch) -> None:
         """Say that the batch of `take_cheap` has run; what still waits is announced again.
 
         Threading: loop thread.
         """
         with self._lock:
-            if self._is_thread_waiting:  # else a caller that it answered closed the scheduler
-                self._end_batch()
-            if not self._waiting or self._phase is _Phase.STOPPED or self._is_announced:
+            self._end(dispatch)
+            if not self._is_thread_waiting:
+                return  # a caller that it answered woke the thread, which takes what waits
+            if not self._queues.waiting or self._is_announced:
                 return
             self._is_announced = True
         assert self._on_work is not None, "a cheap batch was taken, so somebody is told of work"
@@ -237,28 +235,36 @@ class Scheduler:
 
         Threading: loop thread.
         """
-        model = request.model
         with self._lock:
-            queue = self._waiting.get(model)
-            if queue is None:
-                return
-            try:
-                queue.requests.remove(request)
-            except ValueError:
-                return
-            if not queue.requests:
-                del self._waiting[model]
+            self._queues.remove(request)
 
     def depth(self, model: DeviceModel) -> int:
         """Requests that wait for a model; 0 for a model that is not scheduled. Any thread."""
-        queue = self._queues.get(model)
-        return len(queue.requests) if queue is not None else 0
+        return self._queues.depth(model)
+
+    def weight(self, model: DeviceModel) -> float:
+        """A model's share of the device, relative to the other models. Any thread."""
+        return self._queues.weight(model)
+
+    def set_weight(self, model: DeviceModel, weight: float) -> None:
+        """Change a model's share from the next choice on, also for later generations of its name.
+
+        Args:
+            model: scheduled or not.
+            weight: greater than 0; 1 is usual.
+
+        Threading: loop thread.
+        """
+        assert weight > 0, f"the weight of model {model.name!r} is {weight}"
+        with self._lock:
+            self._queues.set_weight(model, weight)
 
     @property
     def in_flight(self) -> int:
         """Requests that wait or run, over all models. Any thread."""
         with self._lock:
-            return self._running + sum(len(q.requests) for q in self._waiting.values())
+            running = sum(len(dispatch.requests) for dispatch in self._running)
+            return running + sum(len(q.requests) for q in self._queues.waiting.values())
 
     def wake(self) -> None:
         """Let the dispatch thread take what waits, cheap or not. Threading: loop thread."""
@@ -280,9 +286,9 @@ class Scheduler:
             self._close(_Phase.DRAINING)
 
     def stop(self) -> list[QueuedRequest]:
-        """Accept and run nothing more: who waits is failed with `ShuttingDown`.
+        """Accept and run nothing more: who waits is failed with `ShuttingDown`, commands as well.
 
-        A running batch is answered as usual. Idempotent.
+        Batches in flight are answered as usual. Idempotent.
 
         Returns:
             The requests that waited, now settled.
@@ -291,15 +297,15 @@ class Scheduler:
         """
         with self._lock:
             self._close(_Phase.STOPPED)
-            orphans = [r for queue in self._waiting.values() for r in queue.requests]
+            orphans = self._queues.empty()
             if self._handed is not None:
                 orphans = [*self._handed.requests, *self._handed.expired, *orphans]
+                self._end(self._handed)
                 self._handed = None
-                self._end_batch()
-            for queue in self._waiting.values():
-                queue.requests.clear()
-            self._waiting.clear()
+            commands, self._commands = self._commands, []
         deliver(orphans, [ShuttingDown() for _ in orphans])
+        for command in commands:
+            command.fail(ShuttingDown())
         return orphans
 
     def _close(self, phase: _Phase) -> None:
@@ -310,88 +316,81 @@ class Scheduler:
     def next_dispatch(self) -> Dispatch | None:
         """Wait for work and take it; None when there is none and there will be none.
 
-        Calling it says that the dispatch before has ended.
+        Runs the commands that wait, before anything else: so have no batch in flight.
 
         Threading: the dispatch thread, always the same one; blocks.
         """
+        self._check_thread()
+        while True:
+            with self._lock:
+                dispatch = self._wait_for_work()
+                commands, self._commands = self._commands, []
+            if not commands:
+                return dispatch
+            assert self._post is not None, "a command came, and nobody said how to answer it"
+            run_commands(commands, self._post)
+
+    def _check_thread(self) -> None:
         thread = threading.get_ident()
         assert self._dispatch_thread in (0, thread), "batches are taken by two threads"
         self._dispatch_thread = thread
+
+    def _wait_for_work(self) -> Dispatch | None:
+        """The next batch; None when commands wait, or when there is nothing and will be nothing."""
+        while not self._commands:
+            handed, self._handed = self._handed, None
+            if (dispatch := handed or self._take()) is not None:
+                return dispatch
+            if self._phase is not _Phase.OPEN:
+                return None
+            self._is_thread_waiting = True
+            self._work.wait()
+        return None
+
+    def poll_dispatch(self) -> Dispatch | None:
+        """Take the next batch while another one is in flight; None when nothing should be taken.
+
+        That is when nobody waits, when commands do, and after `stop`: end what is in flight and
+        call `next_dispatch`.
+
+        Threading: dispatch thread; never blocks.
+        """
+        self._check_thread()
         with self._lock:
-            if self._handed is None:
-                self._end_batch()
-            while True:
-                if self._handed is not None:
-                    dispatch, self._handed = self._handed, None
-                    return dispatch
-                while self._waiting and self._phase is not _Phase.STOPPED:
-                    dispatch = self._take()
-                    if dispatch.requests or dispatch.expired:
-                        self._begin_batch(dispatch)
-                        return dispatch
-                if self._phase is not _Phase.OPEN:
-                    self._end_batch()  # a cheap one, whose caller closed the scheduler
-                    return None
-                self._is_thread_waiting = True
-                self._work.wait()
+            return None if self._commands else self._take()
 
-    def _take(self) -> Dispatch:
-        now_ns = self._clock.now_ns()
-        model = self._discipline.pick(self._waiting, now_ns)
-        queue = self._waiting[model]
-        dispatch = take_batch(queue, now_ns)
-        if not queue.requests:
-            del self._waiting[model]
-        return dispatch
+    def upcoming(self) -> DeviceModel | None:
+        """Whose batch would be taken now, None when nobody waits. Changes nothing.
 
-    def _begin_batch(self, dispatch: Dispatch) -> None:
-        self._running = len(dispatch.requests)
-        self._running_model = dispatch.model
+        Threading: dispatch thread.
+        """
+        with self._lock:
+            return self._queues.pick(self._clock.now_ns()) if self._queues.waiting else None
 
-    def _end_batch(self) -> None:
-        """Note that nothing runs, and tell who waited for that."""
-        self._running = 0
-        model, self._running_model = self._running_model, None
-        if self._on_idle and model is not None and (on_idle := self._on_idle.pop(model, None)):
-            on_idle()
+    def end(self, dispatch: Dispatch) -> None:
+        """Say that a batch of `next_dispatch` or `poll_dispatch` has ended, whatever became of it.
 
+        Threading: dispatch thread.
+        """
+        with self._lock:
+            self._end(dispatch)
 
-def take_batch(queue: ModelQueue, now_ns: int) -> Dispatch:
-    """Take the next batch from the front of a queue.
+    def _take(self) -> Dispatch | None:
+        """The next batch, from now on in flight; None when there is none or the end has come."""
+        queues = self._queues
+        while queues.waiting and self._phase is not _Phase.STOPPED:
+            dispatch = queues.take(self._clock.now_ns())
+            if dispatch.requests or dispatch.expired:
+                self._running.append(dispatch)
+                return dispatch
+        return None
 
-    Who is cancelled or late leaves the queue first, so the size fits those who are served. The
-    batch is drawn from the leading run of one variant.
+    def _end(self, dispatch: Dispatch) -> None:
+        """Note that a batch is no longer in flight, and tell who waited for that."""
+        self._running.remove(dispatch)
+        model = dispatch.model
+        if model in self._on_idle and not self._is_running(model):
+            self._on_idle.pop(model)()
 
-    Source: spec "plan_batch", "Deadline admission".
-    """
-    model, waiting = queue.model, queue.requests
-    live: list[QueuedRequest] = []
-    gone: list[QueuedRequest] = []
-    variant: VariantKey = ()
-    sizes: tuple[int, ...] = ()
-    rows = enough = 0
-    for request in waiting:
-        if request.is_cancelled or request.deadline_ns <= now_ns:
-            gone.append(request)
-            continue
-        if not live:
-            variant = request.variant
-            sizes = model.sizes(variant)
-            if model.can_coalesce and sizes:
-                enough = saturation_rows(sizes, model.max_batch_size)
-        elif rows >= enough or request.variant != variant:
-            break
-        live.append(request)
-        rows += request.rows
-    for _ in range(len(live) + len(gone)):
-        waiting.popleft()
-    expired = [request for request in gone if not request.is_cancelled]
-    if not live:
-        return Dispatch(model, [], 0, 0, expired, now_ns)
-    if not enough or len(live) == 1:
-        return Dispatch(model, live, rows, lone_size(model, live[0]), expired, now_ns)
-    costs_ns = model.statistics.costs_ns.get(variant)
-    plan = plan_batch([r.rows for r in live], sizes, model.max_batch_size, costs_ns)
-    waiting.extendleft(reversed(live[plan.taken :]))
-    del live[plan.taken :]
-    return Dispatch(model, live, plan.rows, plan.size, expired, now_ns)
+    def _is_running(self, model: DeviceModel) -> bool:
+        return any(dispatch.model is model for dispatch in self._running)

@@ -17,8 +17,9 @@ from hloserve.core.clock import ManualClock
 from hloserve.core.errors import ModelNotFound, QueueFull, ShuttingDown
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.scheduling.dispatch import Dispatch
 from hloserve.engine.scheduling.queued_request import QueuedRequest
-from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 
 def _next(scheduler: Scheduler) -> Dispatch:
@@ -296,9 +297,9 @@ def test_in_flight_counts_waiting_and_running_requests() -> None:
     scheduler, _, _ = _queued(build_model(FakeBackend()), 1, 1, 1)
 
     assert scheduler.in_flight == 3
-    _next(scheduler)
+    first = _next(scheduler)
     assert scheduler.in_flight == 3
-    _next(scheduler)
+    scheduler.end(first)
     assert scheduler.in_flight == 2
 
 
@@ -410,7 +411,7 @@ def test_cheap_batches_are_given_one_by_one_and_what_is_left_is_told_of(cheap: _
         assert dispatch is not None
         assert [request] == dispatch.requests
         assert cheap.scheduler.in_flight == 2 - number
-        cheap.scheduler.end_cheap()
+        cheap.scheduler.end_cheap(dispatch)
 
     assert (cheap.news, cheap.scheduler.in_flight) == (2, 0)
     assert cheap.scheduler.take_cheap(10) is None
@@ -443,7 +444,7 @@ def test_what_was_handed_over_is_not_overtaken(cheap: _Cheap) -> None:
     taken = cheap.scheduler.take_cheap(100)
     assert taken is not None
     assert [first] == taken.requests
-    cheap.scheduler.end_cheap()
+    cheap.scheduler.end_cheap(taken)
 
     for _ in range(3):
         assert cheap.scheduler.take_cheap(100) is None
@@ -540,11 +541,12 @@ def test_closing_while_a_cheap_batch_is_answered_gives_the_device_to_the_thread(
     """What the thread runs is counted as running, although the cheap batch ends later."""
     cheap.submit("cheap")
     waiting = cheap.submit("cheap")
-    assert cheap.scheduler.take_cheap(100) is not None
+    dispatch = cheap.scheduler.take_cheap(100)
+    assert dispatch is not None
     cheap.scheduler.drain()
     assert [waiting] == _given(cheap).requests
 
-    cheap.scheduler.end_cheap()
+    cheap.scheduler.end_cheap(dispatch)
 
     assert cheap.scheduler.in_flight == 1
 
@@ -552,10 +554,11 @@ def test_closing_while_a_cheap_batch_is_answered_gives_the_device_to_the_thread(
 def test_stopping_while_a_cheap_batch_is_answered_is_the_end(cheap: _Cheap) -> None:
     """Nothing is told of any more."""
     cheap.submit("cheap")
-    assert cheap.scheduler.take_cheap(100) is not None
+    dispatch = cheap.scheduler.take_cheap(100)
+    assert dispatch is not None
     cheap.scheduler.stop()
 
-    cheap.scheduler.end_cheap()
+    cheap.scheduler.end_cheap(dispatch)
 
     assert (cheap.news, cheap.thread.given(), cheap.scheduler.in_flight) == (1, None, 0)
 

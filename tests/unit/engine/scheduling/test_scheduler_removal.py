@@ -6,8 +6,9 @@ from support.engine_models import build_model, dummy, manual_scheduler, outcome_
 from hloserve.core.errors import ModelNotFound
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.scheduling.dispatch import Dispatch
 from hloserve.engine.scheduling.queued_request import QueuedRequest
-from hloserve.engine.scheduling.scheduler import Dispatch, Scheduler
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 
 def _next(scheduler: Scheduler) -> Dispatch:
@@ -87,12 +88,27 @@ def test_removed_model_is_idle_when_its_last_batch_has_run() -> None:
     """Not earlier, since the batch uses its memory; and it is told once."""
     model = build_model(FakeBackend(), sizes=[1])
     scheduler, (_, waiting) = _queued(model, 1, 1)
-    _next(scheduler)
+    running = _next(scheduler)
     told: list[str] = []
 
     assert [waiting] == scheduler.remove(model, on_idle=lambda: told.append("idle"))
 
     assert not told
-    scheduler.drain()
-    assert scheduler.next_dispatch() is None
+    scheduler.end(running)
+    assert ["idle"] == told
+
+
+def test_removed_model_is_idle_when_all_of_its_batches_have_ended() -> None:
+    """Two may be in flight; the first to end is not the last that uses the memory."""
+    model = build_model(FakeBackend(), sizes=[1])
+    scheduler, _ = _queued(model, 1, 1)
+    first, second = _next(scheduler), scheduler.poll_dispatch()
+    assert second is not None
+    told: list[str] = []
+    scheduler.remove(model, on_idle=lambda: told.append("idle"))
+
+    scheduler.end(second)
+    assert not told
+    scheduler.end(first)
+
     assert ["idle"] == told
