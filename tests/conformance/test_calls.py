@@ -40,7 +40,7 @@ CONFIG = {
     "backend": "xla",
     "max_batch_size": 8,
     "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
-    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": ""}],
     "instance_group": [{"name": "scale_0", "kind": "KIND_CPU", "count": 1, "gpus": []}],
     "dynamic_batching": {
         "preferred_batch_size": [1, 4, 8],
@@ -142,6 +142,19 @@ def test_configuration_of_models_that_do_not_coalesce(asker: Asker) -> None:
 
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (0, [])
     assert "dynamic_batching" not in config
+
+
+def test_configuration_names_the_files_of_labels(asker: Asker) -> None:
+    """As they are in the bundle, over both transports and in our client."""
+    config = asker.send("GET", "/v2/models/labelled/config").json
+    message = asker.stub.ModelConfig(service_pb2.ModelConfigRequest(name="labelled"), timeout=20)
+    with Client(asker.grpc_address) as client:
+        ours = client.model_config("labelled")
+
+    assert "labels.txt" == config["output"][0]["label_filename"]
+    assert "labels.txt" == message.config.output[0].label_filename
+    assert "labels.txt" == ours.outputs[0].label_filename
+    assert "" == ours.inputs[0].label_filename
 
 
 @pytest.mark.parametrize("token", ["f32", "bf16", "i64", "bool", "u8"])

@@ -31,18 +31,19 @@ _COUNTS = st.integers(0, 2**63 - 1)
 _NAMES = st.text(max_size=20)
 _DURATIONS = st.builds(Duration, _COUNTS, _COUNTS)
 _DATATYPES = st.sampled_from([dtype.kserve for dtype in DTYPES if dtype.kserve is not None])
-_TENSORS = st.lists(
-    st.builds(TensorConfig, _NAMES, _DATATYPES, st.lists(st.integers(-1, 2**62)).map(tuple)),
-    max_size=3,
-).map(tuple)
+_DIMS = st.lists(st.integers(-1, 2**62)).map(tuple)
+_INPUTS = st.lists(st.builds(TensorConfig, _NAMES, _DATATYPES, _DIMS), max_size=3).map(tuple)
+_OUTPUTS = st.lists(st.builds(TensorConfig, _NAMES, _DATATYPES, _DIMS, _NAMES), max_size=3).map(
+    tuple
+)
 _CONFIGS = st.builds(
     ModelConfig,
     name=_NAMES,
     platform=_NAMES,
     backend=_NAMES,
     max_batch_size=st.integers(0, 2**31 - 1),
-    inputs=_TENSORS,
-    outputs=_TENSORS,
+    inputs=_INPUTS,
+    outputs=_OUTPUTS,
     preferred_batch_sizes=st.lists(st.integers(1, 2**31 - 1), max_size=4).map(tuple),
     instance_kind=st.sampled_from(["KIND_CPU", "KIND_GPU"]),
     device_ordinals=st.lists(st.integers(0, 1023), max_size=2).map(tuple),

@@ -31,11 +31,13 @@ class TensorConfig:
         datatype: V2's name, e.g. ``FP32``.
         dims: row-major, -1 for open axes; without the batch axis when the model has a maximum
             batch size.
+        label_filename: of an output, the bundle's file that names its classes; empty without one.
     """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+    label_filename: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ Source: Triton's model configuration and statistics extensions.
 """
 
 import time
+from collections.abc import Mapping
 
 from hloserve.core.clock import Clock
 from hloserve.core.model_reports import (
@@ -67,8 +68,8 @@ class ModelReports:
             platform=metadata.platform,
             backend="xla",
             max_batch_size=device.effective_max_batch_size if is_batched else 0,
-            inputs=_tensors(metadata.inputs, is_batched=is_batched),
-            outputs=_tensors(metadata.outputs, is_batched=is_batched),
+            inputs=_tensors(metadata.inputs, {}, is_batched=is_batched),
+            outputs=_tensors(metadata.outputs, model.manifest.labels, is_batched=is_batched),
             preferred_batch_sizes=device.batch_sizes if is_batched else (),
             instance_kind="KIND_GPU" if is_gpu else "KIND_CPU",
             device_ordinals=(self._device_ordinal,) if is_gpu else (),
@@ -133,9 +134,13 @@ def _has_rows_in_front(model: Model) -> bool:
     return all(spec.batch_axis == 0 for spec in specs)
 
 
-def _tensors(tensors: tuple[TensorMetadata, ...], *, is_batched: bool) -> tuple[TensorConfig, ...]:
+def _tensors(
+    tensors: tuple[TensorMetadata, ...], labels: Mapping[str, str], *, is_batched: bool
+) -> tuple[TensorConfig, ...]:
     start = 1 if is_batched else 0
-    return tuple(TensorConfig(t.name, t.datatype, t.shape[start:]) for t in tensors)
+    return tuple(
+        TensorConfig(t.name, t.datatype, t.shape[start:], labels.get(t.name, "")) for t in tensors
+    )
 
 
 def _seen_by_requests(

@@ -114,15 +114,18 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         },
         ("model_name", "outputs"),
     ),
-    "TensorConfig": _object({"name": _TEXT, "data_type": _TEXT, "dims": _SHAPE}),
+    "InputConfig": _object({"name": _TEXT, "data_type": _TEXT, "dims": _SHAPE}),
+    "OutputConfig": _object(
+        {"name": _TEXT, "data_type": _TEXT, "dims": _SHAPE, "label_filename": _TEXT}
+    ),
     "ModelConfig": _object(
         {
             "name": _TEXT,
             "platform": _TEXT,
             "backend": _TEXT,
             "max_batch_size": _COUNT,
-            "input": _list(ref("TensorConfig")),
-            "output": _list(ref("TensorConfig")),
+            "input": _list(ref("InputConfig")),
+            "output": _list(ref("OutputConfig")),
             "instance_group": _list(
                 _object(
                     {

@@ -54,7 +54,12 @@ def encode_model_config(config: ModelConfig) -> bytes:
                 for t in config.inputs
             ],
             "output": [
-                {"name": t.name, "data_type": config_type(t.datatype), "dims": t.dims}
+                {
+                    "name": t.name,
+                    "data_type": config_type(t.datatype),
+                    "dims": t.dims,
+                    "label_filename": t.label_filename,
+                }
                 for t in config.outputs
             ],
             "instance_group": [

@@ -93,7 +93,9 @@ def encode_model_config(config: ModelConfig) -> bytes:
         message.input.add(name=given.name, data_type=kind, dims=given.dims)
     for given in config.outputs:
         kind = pb.DataType.Value(config_type(given.datatype))
-        message.output.add(name=given.name, data_type=kind, dims=given.dims)
+        message.output.add(
+            name=given.name, data_type=kind, dims=given.dims, label_filename=given.label_filename
+        )
     message.instance_group.add(
         name=f"{config.name}_0",
         count=1,
@@ -110,24 +112,24 @@ def decode_model_config(body: ByteString) -> ModelConfig:
     """Read a ModelConfigResponse."""
     config = parse_message(pb.ModelConfigResponse, body).config
     group = config.instance_group[0] if config.instance_group else pb.ModelInstanceGroup()
-    inputs, outputs = (
-        tuple(
-            TensorConfig(t.name, _datatype(pb.DataType.Name(t.data_type)), tuple(t.dims))
-            for t in tensors
-        )
-        for tensors in (config.input, config.output)
-    )
     return ModelConfig(
         name=config.name,
         platform=config.platform,
         backend=config.backend,
         max_batch_size=config.max_batch_size,
-        inputs=inputs,
-        outputs=outputs,
+        inputs=tuple(_tensor_config(t) for t in config.input),
+        outputs=tuple(_tensor_config(t, t.label_filename) for t in config.output),
         preferred_batch_sizes=tuple(config.dynamic_batching.preferred_batch_size),
         instance_kind=pb.ModelInstanceGroup.Kind.Name(group.kind),
         device_ordinals=tuple(group.gpus),
     )
+
+
+def _tensor_config(
+    tensor: pb.ModelInput | pb.ModelOutput, label_filename: str = ""
+) -> TensorConfig:
+    datatype = _datatype(pb.DataType.Name(tensor.data_type))
+    return TensorConfig(tensor.name, datatype, tuple(tensor.dims), label_filename)
 
 
 # -- statistics
