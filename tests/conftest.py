@@ -20,6 +20,33 @@ _PATIENCE_S = 5.0
 _OUR_THREADS = ("startup", "dispatch", "hook-", "load-", "watch-")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say where to find the GPU that tests marked `gpu` need."""
+    parser.addoption("--platform", choices=["cuda"], help="run the tests that need a GPU of a kind")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need a GPU when nobody asked for them."""
+    if config.getoption("--platform") is None:
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+
+
+@pytest.fixture(scope="session")
+def gpu(request: pytest.FixtureRequest) -> str:
+    """The platform of the GPU under test; skips where there is none."""
+    from hloserve.core.errors import HloserveError
+    from hloserve.engine.xla_backend import XlaBackend
+
+    platform: str = request.config.getoption("--platform")
+    try:
+        XlaBackend(platform)
+    except HloserveError as error:
+        pytest.skip(f"there is no {platform} device here: {error}")
+    return platform
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ends_as_pytest_ends() -> Iterator[None]:
     """Let nothing end this process but pytest: a test's `os._exit(0)` would look like success."""

@@ -1,7 +1,7 @@
-"""What every backend does: one suite, run on NumPy and on XLA."""
+"""What every backend does: one suite, run on NumPy and on XLA, synchronous and running ahead."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,7 @@ class Case:
         """Take arrays through the device and free what was made for it."""
         arguments = self.backend.to_device(arrays)
         results = self.backend.execute(executable, arguments)
+        self.backend.begin_to_host(results)
         outputs = self.backend.to_host(results)
         self.backend.free([*arguments, *results])
         return outputs
@@ -60,13 +61,29 @@ def _write_mlir(function: str, inputs: list[str], outputs: list[str]) -> bytes:
     }} }}""".encode()
 
 
-@pytest.fixture(params=["fake", pytest.param("xla", marks=pytest.mark.xla)], scope="module")
-def case(request: pytest.FixtureRequest) -> Case:
+@pytest.fixture(
+    params=[
+        "fake",
+        "fake ahead",
+        pytest.param("xla", marks=pytest.mark.xla),
+        pytest.param("xla ahead", marks=pytest.mark.xla),
+        pytest.param("gpu", marks=[pytest.mark.xla, pytest.mark.gpu]),
+    ],
+    scope="module",
+)
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     """Each backend in turn."""
-    if request.param == "fake":
-        return Case(FakeBackend(), _write_json)
+    runs_ahead = request.param.endswith("ahead")
+    if request.param.startswith("fake"):
+        fake = FakeBackend(runs_ahead=runs_ahead)
+        yield Case(fake, _write_json)
+        fake.close()
+        return
     xla_backend = pytest.importorskip("hloserve.engine.xla_backend")
-    return Case(xla_backend.XlaBackend("cpu"), _write_mlir)
+    if request.param == "gpu":
+        yield Case(xla_backend.XlaBackend(request.getfixturevalue("gpu")), _write_mlir)
+        return
+    yield Case(xla_backend.XlaBackend("cpu", runs_ahead=runs_ahead), _write_mlir)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +145,61 @@ def test_weights_serve_many_executions(case: Case, scale: Executable) -> None:
         np.testing.assert_array_equal(case.backend.to_host(results)[0], factor * X * W)
         case.backend.free([*inputs, *results])
     case.backend.free(weights)
+
+
+def test_several_executions_may_be_asked_for_before_the_first_is_fetched(
+    case: Case, scale: Executable
+) -> None:
+    """Each has its own results, whatever is fetched first."""
+    asked = []
+    for factor in (1, 2, 3):
+        staged = _aligned(factor * X), _aligned(W)
+        arguments = case.backend.to_device(staged)
+        results = case.backend.execute(scale, arguments)
+        case.backend.begin_to_host(results)
+        asked.append((staged, arguments, results))
+
+    answers = [case.backend.to_host(results)[0] for _, _, results in reversed(asked)]
+    for _, arguments, results in asked:
+        case.backend.free([*arguments, *results])
+
+    for factor, y in zip((3, 2, 1), answers, strict=True):
+        np.testing.assert_array_equal(y, factor * X * W)
+
+
+def test_results_are_arguments_of_the_next_execution(case: Case, scale: Executable) -> None:
+    """A device that runs ahead waits for what an execution reads."""
+    x, w = case.backend.to_device([_aligned(X)]), case.backend.to_device([_aligned(W)])
+
+    once = case.backend.execute(scale, [*x, *w])
+    twice = case.backend.execute(scale, [*once, *w])
+
+    np.testing.assert_array_equal(case.backend.to_host(twice)[0], X * W * W)
+    case.backend.free([*x, *w, *once, *twice])
+
+
+def test_buffers_may_be_freed_while_they_are_computed(case: Case, scale: Executable) -> None:
+    """Giving up what runs harms nothing that runs after it."""
+    staged = _aligned(X), _aligned(W)
+    arguments = case.backend.to_device(staged)
+    case.backend.free(case.backend.execute(scale, arguments))
+
+    np.testing.assert_array_equal(case.run(scale, X, W)[0], X * W)
+    case.backend.free(arguments)
+
+
+def test_pinned_memory_is_transferred_as_any_other(case: Case, scale: Executable) -> None:
+    """Pinning changes the speed of a transfer and nothing else, where there is such a thing."""
+    memory = StagingArea().take((64,), np.dtype(np.float32))
+    x = memory[:12].reshape(4, 3)
+    x[...] = X
+    is_pinned = case.backend.pin(memory)
+
+    (y,) = case.run(scale, x, W)
+
+    np.testing.assert_array_equal(y, X * W)
+    if is_pinned:
+        case.backend.unpin(memory)
 
 
 def test_results_come_in_order(case: Case) -> None:

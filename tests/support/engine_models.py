@@ -16,7 +16,8 @@ from hloserve.core.tensors import Array, Axis, AxisKind, TensorSpec
 from hloserve.engine.backend import Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey, variant_key
 from hloserve.engine.dispatcher import Dispatcher
-from hloserve.engine.fake_backend import FakeBackend, FakeProgram
+from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.fake_programs import FakeProgram
 from hloserve.engine.programs.signature import Signature, TensorType
 from hloserve.engine.scheduling.discipline import Discipline, Fifo
 from hloserve.engine.scheduling.dispatch import Dispatch

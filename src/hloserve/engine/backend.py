@@ -10,6 +10,8 @@ Rules.
 2. A buffer belongs to its backend, and to the caller until it is given to `free`.
 3. `to_device` may alias an aligned host array, so whoever made the array keeps it untouched until
    the buffer is freed. What `to_host` returns never aliases an argument of the execution.
+4. A device executes in the order of `execute`, one at a time. On one that runs ahead (`runs_ahead`)
+   transfers of later dispatches go on meanwhile.
 """
 
 from collections.abc import Sequence
@@ -109,6 +111,14 @@ class Backend(ProgramReader, Protocol):
         """What the vendor calls the device."""
         ...
 
+    @property
+    def runs_ahead(self) -> bool:
+        """True when `to_device` and `execute` return before they are done.
+
+        The next batch can be prepared meanwhile. What fails then is told by `to_host`.
+        """
+        ...
+
     def compile(self, program: Program, model: str) -> Executable:
         """Compile for this device; may take minutes, with the GIL released.
 
@@ -174,6 +184,13 @@ class Backend(ProgramReader, Protocol):
         """
         ...
 
+    def begin_to_host(self, buffers: Sequence[Buffer]) -> None:
+        """Bring buffers to the host as soon as they are computed, for a `to_host` that comes.
+
+        Never waits, never raises. On a device that does not run ahead it does nothing.
+        """
+        ...
+
     def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
         """Wait for buffers and give their content.
 
@@ -182,12 +199,28 @@ class Backend(ProgramReader, Protocol):
             valid after its buffer is freed, for as long as the array is referenced.
 
         Raises:
+            DeviceMemoryFull: no room for what the run makes. Retryable.
             BackendFailed: the run that makes a buffer failed; the cause is chained.
         """
         ...
 
     def free(self, buffers: Sequence[Buffer]) -> None:
         """Give buffers back; a second time is ignored."""
+        ...
+
+    def pin(self, memory: Array) -> bool:
+        """Lock host memory in place, so that transfers read it without an intermediate copy.
+
+        Args:
+            memory: contiguous; kept until `unpin`.
+
+        Returns:
+            False when this device has no use for it, or the system refuses: transfers work, slower.
+        """
+        ...
+
+    def unpin(self, memory: Array) -> None:
+        """Undo `pin`, before the memory is given up; no transfer reads it any more."""
         ...
 
     def memory(self) -> MemoryStats | None:

@@ -1,28 +1,22 @@
 """A device made of NumPy, for tests and for workers without XLA.
 
-What lives here: `FakeBackend`, its programs, and the `Gate` that holds executions. What does not:
-anything that users meet. Like the CPU device it uses an aligned host array in place, so it shows
-when staging memory is written too early. Threading as in `hloserve.engine.backend`.
-
-A program is a JSON text::
-
-    {"function": "scale", "inputs": ["tensor<4x3xf32>", "tensor<3xf32>"], "outputs": ["tensor<4x3xf32>"]}
-
-`inputs` are the executable inputs, then the weights. An open extent, ``?``, fits any.
-"""  # noqa: E501  # a program is one line
+What lives here: `FakeBackend` and the `Gate` that holds executions. What does not:
+its programs (`hloserve.engine.fake_programs`), its memory (`hloserve.engine.fake_memory`), and
+anything that users meet. Like the CPU device it
+uses an aligned host array in place, so it shows when staging memory is written too early. With
+`runs_ahead` it executes on a thread of its own, in order, and reads the arguments only then, as an
+accelerator does. Threading as in `hloserve.engine.backend`.
+"""
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TypeAlias
+from queue import SimpleQueue
 
 import numpy as np
 from typing_extensions import override
 
-from hloserve.core.errors import BackendFailed, DeviceMemoryFull, ProgramProblem
+from hloserve.core.errors import BackendFailed, HloserveError
 from hloserve.core.tensors import Array
 from hloserve.engine.backend import (
     ALIGNMENT_BYTES,
@@ -32,36 +26,21 @@ from hloserve.engine.backend import (
     MemoryStats,
     Program,
 )
-from hloserve.engine.programs.signature import Signature, TensorType, parse_tensor_type
-
-__all__ = ["FUNCTIONS", "FakeBackend", "FakeBuffer", "FakeProgram", "Function", "Gate"]
-
-Function: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-"""What a program computes: arguments to results, weights last."""
-
-
-def _boom(arguments: Sequence[Array]) -> Sequence[Array]:
-    raise RuntimeError("boom")
-
-
-FUNCTIONS: Mapping[str, Function] = MappingProxyType(
-    {
-        "identity": lambda arguments: list(arguments),
-        "first": lambda arguments: [arguments[0]],
-        "scale": lambda arguments: [arguments[0] * arguments[1]],
-        "affine": lambda arguments: [arguments[0] * arguments[1] + arguments[2]],
-        "add": lambda arguments: [arguments[0] + arguments[1]],
-        "total": lambda arguments: [arguments[0].sum(dtype=arguments[0].dtype)],
-        "row_sum": lambda arguments: [
-            arguments[0].reshape(len(arguments[0]), -1).sum(axis=1, dtype=arguments[0].dtype)
-        ],
-        "boom": _boom,
-    }
+from hloserve.engine.fake_memory import FakeBlock, FakeMemory
+from hloserve.engine.fake_programs import (
+    FUNCTIONS,
+    FakeProgram,
+    Function,
+    check_arguments,
+    read_fake_program,
 )
+from hloserve.engine.programs.signature import Signature, TensorType
+
+__all__ = ["FakeBackend", "FakeBuffer", "Gate"]
 
 
 class Gate:
-    """Holds executions until they are let through; open when it is made.
+    """Holds those who pass until they are let through; open when it is made.
 
     A test closes it, submits, waits for an arrival, looks, and opens it: overlap and coalescing
     without a sleep.
@@ -70,12 +49,13 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._is_open = True
+        self._allowed = 0
         self._arrivals = 0
 
     def close(self) -> None:
-        """Hold every execution from now on."""
+        """Hold everybody from now on."""
         with self._changed:
-            self._is_open = False
+            self._is_open, self._allowed = False, 0
 
     def open(self) -> None:
         """Let all through, now and later."""
@@ -83,60 +63,90 @@ class Gate:
             self._is_open = True
             self._changed.notify_all()
 
+    def let_through(self, count: int = 1) -> None:
+        """Let that many through a closed gate, now or when they come."""
+        with self._changed:
+            self._allowed += count
+            self._changed.notify_all()
+
     def pass_through(self) -> None:
         """Arrive, and wait until the gate is open."""
         with self._changed:
             self._arrivals += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_open)
+            self._changed.wait_for(lambda: self._is_open or self._allowed)
+            if not self._is_open:
+                self._allowed -= 1
 
     @property
     def arrivals(self) -> int:
-        """Executions that have arrived since the gate was made."""
+        """Who has arrived since the gate was made."""
         return self._arrivals
 
     def wait_for_arrivals(self, count: int, timeout_s: float = 10.0) -> None:
-        """Wait until `count` executions have arrived since the gate was made.
+        """Wait until `count` have arrived since the gate was made.
 
         Raises:
             TimeoutError: they have not.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._arrivals >= count, timeout_s):
-                raise TimeoutError(f"{self._arrivals} of {count} executions arrived")
-
-
-@dataclass(frozen=True, slots=True)
-class FakeProgram:
-    """A program and, since there is nothing to compile, an executable as well."""
-
-    signature: Signature
-    function: str
+                raise TimeoutError(f"{self._arrivals} of {count} have arrived")
 
 
 class FakeBuffer:
-    """An array that pretends to be on a device."""
+    """An array that pretends to be on a device.
 
-    __slots__ = ("array", "is_freed")
+    Attributes:
+        array: its content; None while the run that makes it has not ended, or when it failed.
+        run: makes it; None for what came from the host.
+        block: the memory that it takes; None while it takes none.
+        is_freed: it was given back.
+    """
 
-    def __init__(self, array: Array) -> None:
+    __slots__ = ("array", "block", "is_freed", "run")
+
+    def __init__(
+        self, array: Array | None, block: FakeBlock | None = None, run: "_Run | None" = None
+    ) -> None:
         self.array = array
+        self.block = block
+        self.run = run
         self.is_freed = False
 
 
+class _Run:
+    """An execution: what it reads and what it makes."""
+
+    __slots__ = ("arguments", "ended", "error", "executable", "is_fetched", "results")
+
+    def __init__(self, executable: FakeProgram, arguments: Sequence[FakeBuffer]) -> None:
+        self.executable = executable
+        self.arguments = arguments
+        self.results = [FakeBuffer(None, run=self) for _ in executable.signature.outputs]
+        self.ended = threading.Event()
+        self.error: HloserveError | None = None
+        self.is_fetched = False
+
+
 class FakeBackend(Backend):
-    """A device that computes with NumPy, slow, short of memory or broken as it is told.
+    """A device that computes with NumPy, slow, short of memory, broken or dead as it is told.
 
     Args:
         functions: what programs may name, beside `FUNCTIONS`.
         fail_when: an execution whose arguments it accepts raises.
         limit_bytes: memory of the device; None for no limit.
+        is_contiguous: memory is had in one piece or not at all; see `FakeMemory`.
+        runs_ahead: execute on a thread of its own, in order; `close` ends it.
 
     Attributes:
-        gate: holds executions.
+        gate: holds executions when they begin.
+        transfer_gate: holds transfers to the device when they begin.
         compiled: names of the models that `compile` was called for, in order.
         executed: shape of the first argument of each execution, in order.
-        limit_bytes: memory of the device from now on; None for no limit.
+        most_in_flight: most executions that had been asked for and not been fetched, at any time.
+        pinned: memory that was pinned and not unpinned.
+        is_lost: from now on everything fails.
     """
 
     def __init__(
@@ -145,16 +155,48 @@ class FakeBackend(Backend):
         *,
         fail_when: Callable[[Sequence[Array]], bool] | None = None,
         limit_bytes: int | None = None,
+        is_contiguous: bool = False,
+        runs_ahead: bool = False,
     ) -> None:
         self.gate = Gate()
+        self.transfer_gate = Gate()
         self.fail_when = fail_when
         self.compiled: list[str] = []
         self.executed: list[tuple[int, ...]] = []
+        self.most_in_flight = 0
+        self.pinned: list[Array] = []
+        self.is_lost = False
         self._functions = {**FUNCTIONS, **(functions or {})}
-        self.limit_bytes = limit_bytes
-        self._in_use_bytes = 0
-        self._peak_bytes = 0
-        self._memory_lock = threading.Lock()
+        self._memory = FakeMemory(limit_bytes, is_contiguous=is_contiguous)
+        self._in_flight = 0
+        self._lock = threading.Lock()
+        self._runs: SimpleQueue[_Run | None] | None = None
+        self._thread: threading.Thread | None = None
+        if runs_ahead:
+            self._runs = SimpleQueue()
+            self._thread = threading.Thread(target=self._serve, name="fake-device", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread of a device that runs ahead, after what it was asked for."""
+        if self._runs is not None and self._thread is not None:
+            self._runs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Memory of the device; None for no limit. It may be set."""
+        return self._memory.limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int | None) -> None:
+        self._memory.limit_bytes = limit_bytes
+
+    @property
+    @override
+    def runs_ahead(self) -> bool:
+        return self._runs is not None
 
     @property
     @override
@@ -168,16 +210,7 @@ class FakeBackend(Backend):
 
     @override
     def read_program(self, artifact: bytes, source: str) -> FakeProgram:
-        try:
-            text = json.loads(artifact)
-            function = text["function"]
-            inputs = tuple(parse_tensor_type(t) for t in text["inputs"])
-            outputs = tuple(parse_tensor_type(t) for t in text["outputs"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ProgramProblem(source, f"not a program of the fake backend: {error!r}") from error
-        if function not in self._functions:
-            raise ProgramProblem(source, f"function {function!r} is not known")
-        return FakeProgram(Signature(inputs, outputs), function)
+        return read_fake_program(artifact, source, self._functions)
 
     @override
     def specialise(self, program: Program, inputs: Sequence[TensorType]) -> FakeProgram:
@@ -209,89 +242,155 @@ class FakeBackend(Backend):
 
     @override
     def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
-        self._reserve(sum(array.nbytes for array in arrays))
-        return [
-            FakeBuffer(array if array.ctypes.data % ALIGNMENT_BYTES == 0 else array.copy())
-            for array in arrays
-        ]
+        self._check_alive("transfer to the device")
+        self.transfer_gate.pass_through()
+        buffers: list[Buffer] = []
+        try:
+            for array in arrays:
+                block = self._memory.reserve(array.nbytes)
+                is_aligned = array.ctypes.data % ALIGNMENT_BYTES == 0
+                buffers.append(FakeBuffer(array if is_aligned else array.copy(), block))
+        except HloserveError:
+            self.free(buffers)
+            raise
+        return buffers
 
     @override
     def execute(self, executable: Executable, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
         assert isinstance(executable, FakeProgram), "an executable of another backend"
-        arrays = [_content(buffer) for buffer in arguments]
+        self._check_alive("execution")
+        run = _Run(executable, [_usable(buffer) for buffer in arguments])
+        with self._lock:
+            self._in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        if self._runs is not None:
+            self._runs.put(run)
+            return run.results
+        self._execute(run)
+        if run.error is not None:
+            self._fetched(run)
+            raise run.error
+        return run.results
+
+    def _serve(self) -> None:
+        """Execute in order what was asked for. Threading: the device's."""
+        assert self._runs is not None, "only a device that runs ahead has a thread"
+        while (run := self._runs.get()) is not None:
+            self._execute(run)
+
+    def _execute(self, run: _Run) -> None:
+        try:
+            self._compute(run)
+        except HloserveError as error:
+            run.error = error
+        finally:
+            run.ended.set()
+
+    def _compute(self, run: _Run) -> None:
+        function = run.executable.function
+        arrays = [_content(buffer) for buffer in run.arguments]
         self.executed.append(arrays[0].shape if arrays else ())
         self.gate.pass_through()
-        _check(executable.function, "argument", executable.signature.inputs, arrays)
+        self._check_alive("execution")
+        check_arguments(run.executable, arrays)
         try:
             if self.fail_when is not None and self.fail_when(arrays):
                 raise RuntimeError("told to fail")
-            results = self._functions[executable.function](arrays)
+            results = self._functions[function](arrays)
         except Exception as error:
-            raise BackendFailed("execution", executable.function, str(error)) from error
+            raise BackendFailed("execution", function, str(error)) from error
         owned = [np.array(result, order="C", copy=True) for result in results]
-        self._reserve(sum(array.nbytes for array in owned))
-        return [FakeBuffer(array) for array in owned]
+        made = [FakeBuffer(array, self._memory.reserve(array.nbytes), run) for array in owned]
+        with self._lock:
+            freed = [buffer for buffer in run.results if buffer.is_freed]
+            for buffer, new in zip(run.results, made, strict=True):
+                buffer.array, buffer.block = new.array, new.block
+        self._release(freed)  # given back while they were made
+
+    @override
+    def begin_to_host(self, buffers: Sequence[Buffer]) -> None:
+        pass
 
     @override
     def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
-        views = [_content(buffer).view() for buffer in buffers]
+        try:
+            views = [_content(_usable(buffer)).view() for buffer in buffers]
+        finally:
+            for buffer in buffers:
+                assert isinstance(buffer, FakeBuffer), "a buffer of another backend"
+                if buffer.run is not None:
+                    self._fetched(buffer.run)
         for view in views:
             view.flags.writeable = False
         return views
 
+    def _fetched(self, run: _Run) -> None:
+        """Count an execution as ended, once."""
+        with self._lock:
+            self._in_flight -= not run.is_fetched
+            run.is_fetched = True
+
     @override
     def free(self, buffers: Sequence[Buffer]) -> None:
-        for buffer in buffers:
-            assert isinstance(buffer, FakeBuffer), "a buffer of another backend"
-            if not buffer.is_freed:
+        with self._lock:
+            fresh = [b for b in buffers if isinstance(b, FakeBuffer) and not b.is_freed]
+            for buffer in fresh:
                 buffer.is_freed = True
-                with self._memory_lock:
-                    self._in_use_bytes -= buffer.array.nbytes
+        self._release(fresh)
+
+    def _release(self, buffers: Sequence[FakeBuffer]) -> None:
+        for buffer in buffers:
+            with self._lock:
+                block, buffer.block = buffer.block, None
+            if block is not None:
+                self._memory.release(block)
+
+    @override
+    def pin(self, memory: Array) -> bool:
+        self.pinned.append(memory)
+        return True
+
+    @override
+    def unpin(self, memory: Array) -> None:
+        self.pinned = [other for other in self.pinned if other is not memory]
 
     @override
     def memory(self) -> MemoryStats | None:
         if self.limit_bytes is None:
             return None
-        with self._memory_lock:
-            return MemoryStats(
-                in_use_bytes=self._in_use_bytes,
-                limit_bytes=self.limit_bytes,
-                peak_in_use_bytes=self._peak_bytes,
-            )
+        return MemoryStats(
+            in_use_bytes=self._memory.in_use_bytes,
+            limit_bytes=self.limit_bytes,
+            peak_in_use_bytes=self._memory.peak_bytes,
+        )
 
     @property
     def in_use_bytes(self) -> int:
         """Bytes of the buffers that are not freed."""
-        return self._in_use_bytes
+        return self._memory.in_use_bytes
 
-    def _reserve(self, needed_bytes: int) -> None:
-        with self._memory_lock:
-            if self.limit_bytes is not None:
-                free_bytes = self.limit_bytes - self._in_use_bytes
-                if needed_bytes > free_bytes:
-                    raise DeviceMemoryFull(needed_bytes, free_bytes)
-            self._in_use_bytes += needed_bytes
-            self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
+    @property
+    def largest_free_bytes(self) -> int | None:
+        """The largest array that fits now; None without a limit."""
+        return self._memory.largest_free_bytes
+
+    def _check_alive(self, operation: str) -> None:
+        if self.is_lost:
+            raise BackendFailed(operation, "", "the device is lost")
 
 
-def _content(buffer: Buffer) -> Array:
+def _usable(buffer: Buffer) -> FakeBuffer:
     assert isinstance(buffer, FakeBuffer), "a buffer of another backend"
     if buffer.is_freed:
         raise BackendFailed("execution", "", "a buffer was used after it was freed")
+    return buffer
+
+
+def _content(buffer: FakeBuffer) -> Array:
+    """The array of a buffer, waited for; raises what its run failed with."""
+    if buffer.run is not None:
+        buffer.run.ended.wait()
+        if buffer.run.error is not None:
+            raise buffer.run.error
+    assert buffer.array is not None, "an ended run has made its arrays"
     return buffer.array
-
-
-def _check(function: str, role: str, types: Sequence[TensorType], arrays: Sequence[Array]) -> None:
-    """Refuse arguments that are not of the program's types, as a compiler's runtime does."""
-    if len(types) != len(arrays):
-        raise BackendFailed(
-            "execution", function, f"{len(arrays)} {role}s were given, it takes {len(types)}"
-        )
-    for place, (want, have) in enumerate(zip(types, arrays, strict=True)):
-        fits = len(want.shape) == have.ndim and all(
-            extent is None or extent == got
-            for extent, got in zip(want.shape, have.shape, strict=True)
-        )
-        if not fits or have.dtype != want.dtype.numpy:
-            got = f"{have.dtype}{list(have.shape)}"
-            raise BackendFailed("execution", function, f"{role} {place} is {got}, it takes {want}")

@@ -11,7 +11,8 @@ Rules.
 2. 64-bit types stay 64 bits wide: every transfer says `enable_x64`, because without it jax turns
    int64 2**40 into 0 in silence.
 3. The CPU client is our own and runs synchronously. A dispatch waits for its results anyway, and
-   without the handover to another thread it takes a third of the time.
+   without the handover to another thread it takes a third of the time. Tests make one that runs
+   ahead, to show on it what accelerators do.
 """
 
 import hashlib
@@ -87,6 +88,8 @@ class XlaBackend(Backend):
         mem_fraction: share of the device's memory that may be used; None leaves it to jax.
         preallocate: take that share at once; None leaves it to jax. Like `mem_fraction` it counts
             for the first accelerator client of the process, and not for the CPU.
+        runs_ahead: on the CPU, hand each execution to a thread of XLA and return, as accelerators
+            do: slower for what is small, and it may run two at once.
 
     Raises:
         ConfigProblem: there is no such device.
@@ -101,11 +104,12 @@ class XlaBackend(Backend):
         *,
         mem_fraction: float | None = None,
         preallocate: bool | None = None,
+        runs_ahead: bool = False,
     ) -> None:
         self._platform = platform
         if platform != "cpu":
             request_memory(mem_fraction, preallocate)
-        devices = _devices(platform)
+        devices = _devices(platform, runs_ahead=runs_ahead)
         if not 0 <= ordinal < len(devices):
             raise ConfigProblem(
                 "device", "runtime.device_ordinal", f"{ordinal}: {platform} has {len(devices)}"
@@ -115,7 +119,7 @@ class XlaBackend(Backend):
         self._client = self._device.client
         self._sharding = SingleDeviceSharding(self._device)
         self._avals: dict[tuple[Any, Any], Any] = {}
-        self._fetch_ahead = platform != "cpu"
+        self._runs_ahead = runs_ahead or platform != "cpu"
         self._identity = json.dumps(
             {
                 "jaxlib": jaxlib.version.__version__,
@@ -137,6 +141,11 @@ class XlaBackend(Backend):
     @override
     def device_kind(self) -> str:
         return str(self._device.device_kind)
+
+    @property
+    @override
+    def runs_ahead(self) -> bool:
+        return self._runs_ahead
 
     @override
     def read_program(self, artifact: bytes, source: str) -> mlir.MlirProgram:
@@ -234,11 +243,15 @@ class XlaBackend(Backend):
             raise _translated("execution", executable.model, error) from error
 
     @override
-    def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
-        try:
-            if self._fetch_ahead:
+    def begin_to_host(self, buffers: Sequence[Buffer]) -> None:
+        if self._runs_ahead:
+            with suppress(_XlaRuntimeError, RuntimeError):  # to_host meets it again and tells
                 for buffer in buffers:
                     buffer.copy_to_host_async()  # type: ignore[attr-defined]
+
+    @override
+    def to_host(self, buffers: Sequence[Buffer]) -> list[Array]:
+        try:
             return [np.asarray(buffer) for buffer in buffers]
         except (_XlaRuntimeError, RuntimeError) as error:
             raise _translated("execution", "", error) from error
@@ -247,6 +260,21 @@ class XlaBackend(Backend):
     def free(self, buffers: Sequence[Buffer]) -> None:
         for buffer in buffers:
             buffer.delete()  # type: ignore[attr-defined]
+
+    @override
+    def pin(self, memory: Array) -> bool:
+        if self._platform == "cpu":
+            return False
+        try:
+            self._client.dma_map(memory.ctypes.data, memory.nbytes)
+        except (_XlaRuntimeError, AttributeError):  # not every plugin and version has it
+            return False
+        return True
+
+    @override
+    def unpin(self, memory: Array) -> None:
+        with suppress(_XlaRuntimeError):  # the client refuses what it does not know
+            self._client.dma_unmap(memory.ctypes.data)
 
     @override
     def memory(self) -> MemoryStats | None:
@@ -327,9 +355,9 @@ def client_options(
     return options
 
 
-def _devices(platform: str) -> list[Any]:
+def _devices(platform: str, *, runs_ahead: bool) -> list[Any]:
     if platform == "cpu":
-        return list(xla_client.make_cpu_client(asynchronous=False).local_devices())
+        return list(xla_client.make_cpu_client(asynchronous=runs_ahead).local_devices())
     try:
         return list(jax.local_devices(backend=platform))
     except RuntimeError as error:

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from hloserve.core.errors import ModelNotFound, ModelNotReady, NotPossibleNow, ShuttingDown
 from hloserve.core.tickets import Call, Ticket
-from hloserve.engine.fake_backend import FakeBackend, FakeProgram
+from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.fake_programs import FakeProgram
 from hloserve.models.model import Model
 
 
