@@ -144,18 +144,27 @@ class ModelStatistics:
         self.queued_ns += sum(waits_ns)
         self._waits_ns.extend(waits_ns)
 
-    def learn_cost(self, variant: tuple[int, ...], size: int, compute_ns: int) -> None:
+    def learn_cost(
+        self, variant: tuple[int, ...], size: int, compute_ns: int, *, is_exact: bool = True
+    ) -> None:
         """Note what an execution took.
 
         What is wanted is the time of the program. What is seen may be longer, because the thread
         waited for the interpreter or for a core, and is never shorter: so a quicker run counts at
         once, and slower ones move the cost a little each.
 
+        Args:
+            variant: of the program.
+            size: of the program.
+            compute_ns: what was seen.
+            is_exact: false when the execution began at the end of another one, which may have been
+                seen late, so that this one looks too quick: then it moves the cost a little, too.
+
         Threading: the thread that owns the device; the loader's while nothing is dispatched.
         """
         costs = self.costs_ns.setdefault(variant, {})
         old = costs.get(size)
-        if old is None or compute_ns < old:
+        if old is None or (is_exact and compute_ns < old):
             costs[size] = compute_ns
         else:
             costs[size] = old + COST_WEIGHT * min(compute_ns - old, old)

@@ -128,3 +128,15 @@ def test_program_that_stays_slower_is_found_out() -> None:
         statistics.learn_cost((), 4, 500)
 
     assert 400 < statistics.costs_ns[()][4] <= 500
+
+
+def test_quicker_run_whose_beginning_is_not_known_moves_the_cost_a_little() -> None:
+    """An execution behind another one may look quicker than its program is."""
+    statistics = ModelStatistics()
+    statistics.learn_cost((), 1, 1000)
+
+    statistics.learn_cost((), 1, 500, is_exact=False)
+    assert statistics.costs_ns == {(): {1: 1000 - COST_WEIGHT * 500}}
+
+    statistics.learn_cost((), 1, 500)
+    assert statistics.costs_ns == {(): {1: 500}}
