@@ -236,6 +236,30 @@ def test_half_closed_caller_gets_its_answer(loop: LoopFactory) -> None:
     run_with_server(loop, handler, client)
 
 
+def test_half_closed_caller_of_http_1_0_gets_its_answer_alone(loop: LoopFactory) -> None:
+    """Its protocol has no interim responses, so it is sent none (RFC 9110, 15.2)."""
+    held: dict[str, Exchange] = {}
+
+    def handler(exchange: Exchange) -> None:
+        held[exchange.path] = exchange
+
+    async def client(server: HttpServer, connect: Connect) -> None:
+        old, new = await connect(), await connect()
+        await old.send(request("GET", "/old", version="1.0"))
+        old.writer.write_eof()
+        await new.send(request("GET", "/new"))
+        new.writer.write_eof()
+        probe = b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert probe * 3 == await new.reader.readexactly(3 * len(probe))
+        for exchange in held.values():
+            exchange.reply(200, b"here")
+        answer = await old.read_end()
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert answer.endswith(b"here")
+
+    run_with_server(loop, handler, client)
+
+
 def test_drain_finishes_what_is_in_flight(loop: LoopFactory) -> None:
     """While draining, answers still go out, idle connections end, new ones are refused."""
     held: list[Exchange] = []

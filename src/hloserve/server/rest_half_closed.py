@@ -7,6 +7,7 @@ Both look the same from here: the end of the stream. A peer that has closed answ
 sent with a reset, so it is sent something that means nothing: an interim response. Every client of
 HTTP/1.1 must skip those, also when it expects none (RFC 9110, 15.2); one that has half-closed and
 waits, like a pipe into `nc`, does. The first probe provokes the reset, the next one notices it.
+HTTP/1.0 has no interim responses: such a peer is answered as if it waited.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ def probe_peer(
 
     Args:
         transport: to the peer; all that was written to it so far are whole responses.
-        may_write: False while the peer takes nothing of what it was sent.
+        may_write: False while the peer takes nothing of what it was sent, or must not be probed.
         delay_s: until the next probe; it doubles.
     """
     if transport.is_closing():

@@ -238,7 +238,7 @@ class _Connection(asyncio.BufferedProtocol):
             return False  # closes the transport once its output is sent
         if not http.is_draining:
             http.is_draining = True  # nothing follows on the answers that are due
-            probe_peer(transport, lambda: not self._is_write_paused)
+            probe_peer(transport, lambda: http.knows_interim and not self._is_write_paused)
         return True
 
     @override

@@ -123,6 +123,11 @@ class HttpServerConnection:
         return bool(self._pending)
 
     @property
+    def knows_interim(self) -> bool:
+        """False when the client speaks HTTP/1.0, and must get final responses alone."""
+        return self._reader.knows_interim
+
+    @property
     def has_backlog(self) -> bool:
         """True while input waits for room: call `receive(b"")` once not full."""
         return bool(self._backlog or self._reader.ready)
