@@ -13,7 +13,12 @@ from hloserve.engine.fake_backend import FakeBackend
 from hloserve.wire.protos import health_pb2 as ours
 
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
-_SERVER_NAMES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
+_SERVER_NAMES = (
+    "",
+    "inference.GRPCInferenceService",
+    "reactant_control.ControlService",
+    "grpc.health.v1.Health",
+)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ def test_services_are_listed(channel: grpc.Channel, version: str) -> None:
         "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
         "inference.GRPCInferenceService",
+        "reactant_control.ControlService",
     ]
     assert (answer.valid_host, answer.original_request.list_services) == ("h", "*")
 
@@ -63,6 +64,7 @@ def test_services_are_listed(channel: grpc.Channel, version: str) -> None:
         ("inference.GRPCInferenceService.ModelInfer", "inference"),
         ("inference.ModelInferRequest.InferInputTensor", "inference"),
         ("grpc.health.v1.Health", "grpc.health.v1"),
+        ("reactant_control.ControlService.SetModelPolicy", "reactant_control"),
         ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1"),
         ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1alpha"),
     ],

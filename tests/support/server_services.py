@@ -55,7 +55,7 @@ class Services:
         self.config = load(None, {}, flags).config
         self.repository.begin(BundleLoader(self.backend, self.config, NoProgress()), {})
         self.operations = build_operations(
-            self.config, self.registry, self.metrics, self.engine.clock
+            self.config, self.registry, self.engine.scheduler, self.metrics, self.engine.clock
         )
         self._look_threads = TaskThreads(1, self.engine.loop.post, name="look")
         self.control = RepositoryControl(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from hloserve.core.errors import ModelNotReady, NotPossibleNow
+from hloserve.core.errors import NotPossibleNow
 from hloserve.core.logging import log_event
 from hloserve.core.model_control import Compaction, ControlStatus, Floor, ModelControlStatus
 from hloserve.core.tickets import Ticket
@@ -162,17 +162,16 @@ class ModelControl:
     def _managed_by_others(self, name: str) -> ResidencyControl:
         """Where weights are, if a controller may say so."""
         if self.residency is None:
-            raise ModelNotReady(name, "the server is starting")
-        mode = self.residency.status().mode
-        if mode is ResidencyMode.EVERYTHING:
+            self._registry.get(name)  # which is not ready while the server starts
+        if self.residency is None or self.residency.status().mode is ResidencyMode.EVERYTHING:
             raise NotPossibleNow(
                 "all weights are on the device for as long as their models serve; to choose which"
-                " are, set runtime.weight_cache_bytes and model_control_mode to 'explicit'"
+                " are, set runtime.weight_cache_bytes, and runtime.residency to 'external'"
             )
-        if mode is ResidencyMode.SELF_MANAGED:
+        if self.residency.status().mode is ResidencyMode.SELF_MANAGED:
             raise NotPossibleNow(
                 "this worker decides by itself which weights are on the device; to do it from"
-                " outside, set model_control_mode to 'explicit', or pin models by"
+                " outside, set runtime.residency to 'external', or pin models by"
                 " scheduler.models.<model>.residency"
             )
         return self.residency

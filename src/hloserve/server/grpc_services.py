@@ -1,4 +1,4 @@
-"""All gRPC services of a worker in one table: inference, health, reflection.
+"""All gRPC services of a worker in one table: inference, control, health, reflection.
 
 What lives here: putting their methods together. What does not: the services. Loop thread.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hloserve.core.clock import Clock
 from hloserve.models.registry import Registry
 from hloserve.server.catalog import Catalog
+from hloserve.server.control_grpc import control_methods
 from hloserve.server.grpc_call import Handler
 from hloserve.server.grpc_service import GrpcInferenceService
 from hloserve.server.grpc_stream import StreamHandler
@@ -17,6 +18,7 @@ from hloserve.server.inference import InferenceService
 from hloserve.server.operations import Operations
 from hloserve.server.reflection import ReflectionService
 from hloserve.server.repository_control import RepositoryControl
+from hloserve.wire.control_protobuf import CONTROL_SERVICE
 
 __all__ = ["GrpcServices", "build_grpc_services"]
 
@@ -47,10 +49,11 @@ def build_grpc_services(
 ) -> GrpcServices:
     """Put the services together; whoever watches health is told when `registry` changes."""
     inference = GrpcInferenceService(service, catalog, control, operations, clock)
-    health = HealthService(catalog, (_INFERENCE, _HEALTH))
-    reflection = ReflectionService((_INFERENCE, _HEALTH))
+    names = (_INFERENCE, CONTROL_SERVICE, _HEALTH)
+    health = HealthService(catalog, names)
+    reflection = ReflectionService(names)
     registry.watch(health.changed)
     return GrpcServices(
-        {**inference.methods(), **health.methods()},
+        {**inference.methods(), **control_methods(operations.control), **health.methods()},
         {**inference.streams(), **health.streams(), **reflection.streams()},
     )

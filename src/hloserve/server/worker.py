@@ -231,7 +231,7 @@ class Worker:
         roots = repository_roots(self.config)
         control = RepositoryControl(self.repository, roots, self.config, self._look_threads)
         registry, metrics = self.registry, self.request_metrics
-        operations = build_operations(self.config, registry, metrics, clock)
+        operations = build_operations(self.config, registry, self._scheduler, metrics, clock)
         figures = WorkerFigures(
             self.config, registry, self._scheduler, inference, metrics, self.model_events
         )

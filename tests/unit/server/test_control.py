@@ -189,8 +189,11 @@ def test_residency_of_an_unknown_model_is_refused(device: Device) -> None:
     with pytest.raises(ModelNotFound):
         device.run(device.control.set_residency("never", Floor.DEVICE))
     device.control.residency = None
+    device.registry.is_discovering = True
     with pytest.raises(ModelNotReady, match="starting"):
         device.run(device.control.set_residency("never", Floor.DEVICE))
+    with pytest.raises(NotPossibleNow):
+        device.run(device.control.set_residency("scale", Floor.DEVICE))
 
 
 def test_device_without_room_refuses_a_pin(device: Device) -> None:
