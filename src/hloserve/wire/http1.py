@@ -72,6 +72,7 @@ class RequestReader:
         phase: what of the next request has arrived.
         assembly: the body on its way; None between bodies.
         wants_continue: the client waits for 100 Continue before it sends the body.
+        knows_interim: False once a request of HTTP/1.0 has come, which has no interim responses.
         has_ended: the last request said that no other follows; feed no more.
     """
 
@@ -87,6 +88,7 @@ class RequestReader:
         "_target",
         "assembly",
         "has_ended",
+        "knows_interim",
         "phase",
         "ready",
         "wants_continue",
@@ -104,6 +106,7 @@ class RequestReader:
         self.ready: list[HttpRequest] = []
         self.phase: int = Phase.IDLE
         self.wants_continue = self.has_ended = False
+        self.knows_interim = True
 
     def read(self, data: bytes | memoryview) -> int:
         """Take at most `SLICE_BYTES` of input; returns how much of it was used.
@@ -226,7 +229,9 @@ class RequestReader:
         if version == "1.1":
             if b"host" not in headers:
                 raise Refused(400, "header Host is missing; HTTP/1.1 requires it")
-        elif version != "1.0":
+        elif version == "1.0":
+            self.knows_interim = False
+        else:
             raise Refused(505, "only HTTP/1.1 and HTTP/1.0 are served here")
         self._method = self._parser.get_method().decode()
         if self._method == "CONNECT":
