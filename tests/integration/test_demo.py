@@ -87,6 +87,17 @@ def test_page_is_served_and_refers_to_nothing_elsewhere(demo: ServerProcess) -> 
     assert not re.search(r"""(src|href)=(?!["']?data:)|https?://(?!\$)|@import|url\(""", page)
 
 
+def test_page_asks_for_a_token_and_does_not_show_it(demo: ServerProcess) -> None:
+    """It is typed into a field that hides it, and the shell's line has a variable instead."""
+    with urllib.request.urlopen(f"http://{demo.http}/demo", timeout=10) as response:
+        page = response.read().decode()
+
+    assert '<input id="token" type="password" autocomplete="off"' in page
+    assert 'headers["Authorization"] = `Bearer ${token}`' in page
+    assert '-H "Authorization: Bearer $TOKEN"' in page
+    assert 1 == page.count("${token}")
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_answers_equal_a_direct_run_bit_for_bit(
     client: str, demo: ServerProcess, digits: Digits, direct: dict[int, dict[str, Any]]
