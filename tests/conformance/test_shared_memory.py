@@ -131,11 +131,10 @@ def test_every_datatype_goes_through(
     assert "OK" == status, answer
     assert data == shared.bytes[1001 : 1001 + len(data)].tobytes()
     if way == "grpc":
-        assert not answer.raw_output_contents
+        assert [b""] == list(answer.raw_output_contents)
         assert len(data) == answer.outputs[0].parameters[SIZE].int64_param
     else:
-        expected = {REGION: "r", OFFSET: 1001, SIZE: len(data)}
-        assert (expected, False) == (answer["parameters"], "data" in answer)
+        assert {"name", "datatype", "shape"} == set(answer)
 
 
 @pytest.mark.parametrize("way", WAYS)

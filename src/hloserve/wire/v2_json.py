@@ -59,7 +59,7 @@ from hloserve.wire.v2_json_numbers import array_from_json
 from hloserve.wire.v2_json_parsing import FlatInput, Input, Output, parse_request
 from hloserve.wire.v2_json_writing import NonFinite, encode_message, json_from_array
 from hloserve.wire.v2_parameters import classes_of, take_deadline, take_priority
-from hloserve.wire.v2_shared_memory import parameters_of, placement_of, shared_tensor
+from hloserve.wire.v2_shared_memory import placement_of, shared_tensor
 
 __all__ = [
     "LENGTH_HEADER",
@@ -337,10 +337,9 @@ def _describe_output(
 
 
 def _describe_shared(name: str, tensor: SharedTensor) -> Mapping[str, Any]:
-    """An output whose bytes are in shared memory: it has no data."""
-    return {
-        "name": name,
-        "datatype": tensor.dtype.kserve,
-        "shape": tensor.shape,
-        "parameters": parameters_of(tensor.placement),
-    }
+    """An output whose bytes are in shared memory: it has no data.
+
+    Nor parameters, as in Triton's answers: its C++ client, and so perf_analyzer, fails at an output
+    whose parameters lack binary_data_size.
+    """
+    return {"name": name, "datatype": tensor.dtype.kserve, "shape": tensor.shape}

@@ -5,6 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tritonclient.grpc import InferResult
 from tritonclient.grpc import service_pb2 as triton
 
 from hloserve.core.dtypes import DTYPES, DType, by_kserve, by_token
@@ -490,6 +491,19 @@ def test_tritonclient_reads_our_response() -> None:
     ]
     assert list(response.raw_output_contents) == [y.tobytes(), (7).to_bytes(8, "little")]
     assert not response.parameters
+
+
+def test_tritonclient_finds_an_output_beside_one_in_shared_memory() -> None:
+    """It counts contents by the outputs before: one in shared memory has an empty entry."""
+    y = np.arange(2, dtype=np.float32)
+    shared = {"x": SharedTensor(by_token("f32"), (2,), Placement("r", 0, 8))}
+    body = encode_infer_response(InferResponse("m", {"x": y, "y": y}, shared=shared))
+
+    response = triton.ModelInferResponse.FromString(body)
+
+    np.testing.assert_array_equal(y, InferResult(response).as_numpy("y"))
+    assert [b"", y.tobytes()] == list(response.raw_output_contents)
+    np.testing.assert_array_equal(y, decode_infer_response(body).outputs["y"])
 
 
 def test_our_bytes_are_those_of_protobuf() -> None:
