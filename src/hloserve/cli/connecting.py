@@ -1,7 +1,7 @@
 """The options by which commands reach a server: address, deadline, token, TLS.
 
-What lives here: options and one function. What does not: the client (`hloserve.client`). Main
-thread.
+What lives here: options, and what is made of them. What does not: the client (`hloserve.client`).
+Main thread.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from hloserve.client import Client
 
-__all__ = ["DEFAULT_URL", "connection_options", "open_client"]
+__all__ = ["DEFAULT_URL", "connection_options", "open_client", "parse_timeout"]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -68,6 +68,20 @@ def open_client(
         context = build_context(*files)
     token = None if token_file is None else _read_token(token_file)
     return Client(url, timeout_s=timeout_s, token=token, tls=context)
+
+
+def parse_timeout(text: str) -> float:
+    """Read the value of ``--timeout``, in seconds.
+
+    Raises:
+        UsageError: it is no time.
+    """
+    from hloserve.core.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {text!r} {error}") from error
 
 
 def _read_token(file: Path) -> str:

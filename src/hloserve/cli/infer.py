@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hloserve.cli.connecting import connection_options, open_client
+from hloserve.cli.connecting import connection_options, open_client, parse_timeout
 from hloserve.cli.printing import print_json, print_table, safe
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def infer(
       hloserve infer sentiment 'text=["a fine day", "rain again"]'
     """
     given = split_inputs(inputs)
-    with open_client(timeout_s=_seconds(timeout), **connection) as client:
+    with open_client(timeout_s=parse_timeout(timeout), **connection) as client:
         arrays = load_files(given)
         if len(arrays) < len(given):
             arrays |= generate(given, client.model_metadata(model))
@@ -96,15 +96,6 @@ def split_inputs(inputs: Sequence[str]) -> Mapping[str, str]:
             raise click.UsageError(f"input {name!r} is given twice")
         given[name] = what
     return given
-
-
-def _seconds(text: str) -> float:
-    from hloserve.core.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.UsageError(f"--timeout: {text!r} {error}") from error
 
 
 def load_files(given: Mapping[str, str]) -> "Tensors":

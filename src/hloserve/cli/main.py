@@ -18,6 +18,7 @@ from hloserve import __version__
 from hloserve.cli.check import check
 from hloserve.cli.compare import compare
 from hloserve.cli.config import config
+from hloserve.cli.control import compact, pin, unpin, weight
 from hloserve.cli.demo import demo
 from hloserve.cli.export import export
 from hloserve.cli.infer import infer
@@ -55,6 +56,7 @@ def cli() -> None:
       hloserve show models/resnet          what a bundle holds
       hloserve check models/resnet         everything that is wrong with it
       hloserve infer resnet image=cat.npy  ask a running server
+      hloserve status                      what it serves, and where its weights are
     """
 
 
@@ -67,6 +69,10 @@ for _command in (
     compare,
     infer,
     status,
+    pin,
+    unpin,
+    weight,
+    compact,
     config,
     inspect_torchscript,
     migrate_weights,
