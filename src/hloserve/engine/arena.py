@@ -40,6 +40,7 @@ class HostArena:
         block = mmap.mmap(
             -1, capacity_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
+        self._block = block
         memory = np.frombuffer(block, np.uint8)
         start = 0
         if capacity_bytes >= _WORTH_HUGE_PAGES_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -65,6 +66,13 @@ class HostArena:
             raise MemoryError(f"arena of {self.capacity_bytes} bytes has no room for {size} more")
         self._used_bytes = start + _aligned(size)
         return self._memory[start : start + size].view(dtype.numpy).reshape(shape)
+
+    def discard(self) -> None:
+        """Give the memory back to the system now, whoever still refers to it: all reads are zeros.
+
+        XLA lets go of an array that it used in place only at its next call.
+        """
+        self._block.madvise(mmap.MADV_DONTNEED)
 
 
 def load_weights(weights: WeightsFile, arena: HostArena) -> list[Array]:

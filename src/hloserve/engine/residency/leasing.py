@@ -27,14 +27,23 @@ class Residency(Protocol):
         """True when a lease would not have to load anything. Any thread."""
         ...
 
+    def fits(self, model: DeviceModel) -> bool:
+        """True when a lease would not fail for what is leased by others, so that it may be taken.
+
+        Threading: as `lease`.
+        """
+        ...
+
     def lease(self, model: DeviceModel) -> Sequence[Buffer]:
         """The weights of a model, in argument order, on the device until `release`.
 
-        Loads them first when they are not there, which may evict others that are not leased.
+        Loads them first when they are not there, which may evict others that are not leased. Waits
+        for weights that are there only to warm a model up.
 
         Raises:
-            DeviceMemoryFull: they do not fit beside what is leased and pinned. Retryable.
-            HloserveError: they cannot be read, or may not be loaded; the message says why.
+            DeviceMemoryFull: they do not fit beside what other dispatches have leased (see `fits`),
+                or the device is full in spite of its budget. Retryable.
+            WeightsNotResident, WeightsUnreadable: they may not be loaded, or cannot be read.
 
         Threading: whoever runs the dispatch.
         """
@@ -67,6 +76,10 @@ class EverythingResident(Residency):
 
     @override
     def is_resident(self, model: DeviceModel) -> bool:
+        return True
+
+    @override
+    def fits(self, model: DeviceModel) -> bool:
         return True
 
     @override
