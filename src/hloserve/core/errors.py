@@ -29,6 +29,7 @@
     ├─ Cancelled             CANCELLED            (model)
     ├─ Unavailable           UNAVAILABLE, retryable
     │   ├─ ShuttingDown
+    │   ├─ DeviceLost        (reason)             the worker ends, and is started again
     │   ├─ ModelNotReady     (model, reason)
     │   ├─ WeightsNotResident (model)             a controller decides what is on the device
     │   └─ WeightsUnreadable (model, reason)      they changed on disk, or cannot be read
@@ -46,7 +47,8 @@
 Rules: decide by type, never by message text; fields are attributes and the message is built from
 them; `retryable` only when the same call may succeed unchanged. Statuses are not here:
 `hloserve.wire.status` maps `Code` to gRPC and HTTP. Those of files and settings
-are defined in `hloserve.core.problems`, and imported from here like the others.
+are defined in `hloserve.core.problems`, those of a server that cannot answer now in
+`hloserve.core.unavailable`; they are imported from here like the others.
 """
 
 from collections.abc import Sequence
@@ -64,6 +66,14 @@ from hloserve.core.problems import (
     UntestedVersion,
     WeightsProblem,
 )
+from hloserve.core.unavailable import (
+    DeviceLost,
+    ModelNotReady,
+    ShuttingDown,
+    Unavailable,
+    WeightsNotResident,
+    WeightsUnreadable,
+)
 
 __all__ = [
     "BackendFailed",
@@ -75,6 +85,7 @@ __all__ = [
     "Code",
     "ConfigProblem",
     "DeadlineExceeded",
+    "DeviceLost",
     "DeviceMemoryFull",
     "DuplicateTensor",
     "ExportProblem",
@@ -324,8 +335,9 @@ class DeadlineExceeded(HloserveError):
 
     def __init__(self, model: str, late_ns: int = 0) -> None:
         self.model, self.late_ns = model, late_ns
+        what = "passed" if late_ns >= 0 else "would have passed"
         super().__init__(
-            f"deadline of the request to model {model!r} passed before it was answered"
+            f"deadline of the request to model {model!r} {what} before it was answered"
         )
 
 
@@ -337,47 +349,6 @@ class Cancelled(HloserveError):
     def __init__(self, model: str = "") -> None:
         self.model = model
         super().__init__("the caller cancelled the request")
-
-
-class Unavailable(HloserveError):
-    """Not now, but perhaps in a moment or on another server. Retryable."""
-
-    code = Code.UNAVAILABLE
-    retryable = True
-
-
-class ShuttingDown(Unavailable):
-    """The server is draining."""
-
-    def __init__(self) -> None:
-        super().__init__("server is shutting down")
-
-
-class ModelNotReady(Unavailable):
-    """The model is known but loading, or its load failed."""
-
-    def __init__(self, model: str, reason: str) -> None:
-        self.model, self.reason = model, reason
-        super().__init__(f"model {model!r} is not ready: {reason}")
-
-
-class WeightsNotResident(Unavailable):
-    """The model is here, its weights are not on the device, and only a controller brings them."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        super().__init__(
-            f"weights of model {model!r} are not on the device, and are not loaded for a request"
-            " (runtime.residency: external); ask another worker, or pin it: hloserve pin"
-        )
-
-
-class WeightsUnreadable(Unavailable):
-    """The weights of a loaded model cannot be read again; the cause is chained."""
-
-    def __init__(self, model: str, reason: str) -> None:
-        self.model, self.reason = model, reason
-        super().__init__(f"weights of model {model!r} cannot be read again: {reason}")
 
 
 class HookFailed(HloserveError):
