@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rest_wire import chunked, connection, output, post, request, responses
 
+from hloserve.wire.http1 import SLICE_BYTES
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest
 from hloserve.wire.http1_preface import PREFACE
 from hloserve.wire.http1_server import HttpServerConnection
@@ -139,3 +140,35 @@ def test_any_bytes_never_raise(pieces: list[bytes]) -> None:
     http.abandon()
 
     assert output(http) == b""
+
+
+SPELLINGS = (b"", b"\r\n", b" ", b"0", b"+", b"Host: b\r\n", b"Content-Length: 3\r\n", b"x", b"\n")
+
+
+@st.composite
+def nearly_repeated(draw: st.DrawFn) -> bytes:
+    """A request of one of two heads, perhaps with something put in, or cut short."""
+    body = draw(st.binary(max_size=12))
+    data = post(body, *draw(st.sampled_from([(), ("X: 1",)])))
+    place = draw(st.integers(0, len(data)))
+    if draw(st.booleans()):
+        data = data[:place] + draw(st.sampled_from(SPELLINGS)) + data[place:]
+    return data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
+
+
+def outcome(http: HttpServerConnection, pieces: list[bytes]) -> tuple[object, ...]:
+    """What came of some input: requests, whether it was refused, and the answers but their date."""
+    served = deliver(http, pieces)
+    seen = [(r.method, r.target, r.headers, bytes(r.body), r.keep_alive) for r in served]
+    return seen, http.is_refused, http.phase, output(http)
+
+
+@given(st.lists(nearly_repeated(), max_size=8), st.booleans())
+def test_remembered_heads_change_nothing(sent: list[bytes], is_joined: bool) -> None:
+    """A reader that knows heads again makes of any input what one makes that parses them all."""
+    pieces = [b"".join(sent)] if is_joined else sent
+    knowing, parsing = HttpLimits(), HttpLimits(max_header_bytes=SLICE_BYTES - 1)
+
+    expected = outcome(HttpServerConnection(parsing), pieces)
+
+    assert expected == outcome(HttpServerConnection(knowing), pieces)

@@ -95,6 +95,11 @@ class Exchange:
         return self._request.method
 
     @property
+    def target(self) -> bytes:
+        """The request target as it was sent."""
+        return self._request.target
+
+    @property
     def path(self) -> str:
         """The path as it was sent, undecoded."""
         return parse_target(self._request.target).path

@@ -40,6 +40,8 @@ _STATISTICS = ("v2", "models", "stats")
 _Decoded: TypeAlias = tuple[InferRequest, codec.OutputForms]
 _Encoded: TypeAlias = tuple[bytes, str, int | None]
 
+_TARGETS_KEPT = 1024
+
 _QUICK_VALUES = 16_384
 """Values written as JSON on the loop; more take longer than handing them to another thread."""
 
@@ -84,11 +86,12 @@ class RestInferenceService:
         self._of_model: Mapping[tuple[str, ...], _Methods] = {
             (): _get(self._model_metadata),
             ("ready",): _get(self._model_ready),
-            ("infer",): {"POST": self._infer},
+            ("infer",): {"POST": self._first_infer},
             ("config",): _get(endpoints.config),
             ("stats",): _get(endpoints.statistics),
             ("trace", "setting"): trace,
         }
+        self._infer_targets: dict[bytes, tuple[str, str]] = {}
         self._of_repository: Mapping[str, _Methods] = {
             "load": {"POST": self._load},
             "unload": {"POST": self._unload},
@@ -97,7 +100,11 @@ class RestInferenceService:
     def __call__(self, exchange: Exchange) -> None:
         """Answer one request, now or later."""
         try:
-            self._route(exchange)
+            named = self._infer_targets.get(exchange.target)
+            if named is not None and exchange.method == "POST":
+                self._infer(exchange, *named)
+            else:
+                self._route(exchange)
         except HloserveError as error:
             exchange.fail(error)
 
@@ -137,6 +144,16 @@ class RestInferenceService:
         if rest[:1] == ("models",) and len(rest) == 3:
             return rest[1], self._of_repository.get(rest[2])
         return "", None
+
+    def _first_infer(self, exchange: Exchange, model: str, version: str) -> None:
+        """Answer an inference request whose target was never seen, and keep what it names.
+
+        Routing takes 3 us, which is a tenth of what a small request takes as a whole.
+        """
+        if len(self._infer_targets) >= _TARGETS_KEPT:
+            self._infer_targets.clear()
+        self._infer_targets[exchange.target] = (model, version)
+        self._infer(exchange, model, version)
 
     def _infer(self, exchange: Exchange, model: str, version: str) -> None:
         now_ns = self._clock.now_ns()

@@ -14,7 +14,6 @@ Rules.
 """
 
 import asyncio
-import socket
 import ssl as tls
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -215,9 +214,6 @@ class _Connection(asyncio.BufferedProtocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour only
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server._connections.add(self)
         self._http.is_draining = self._server._all_closed is not None
         if self._server.has_left:
@@ -273,13 +269,13 @@ class _Connection(asyncio.BufferedProtocol):
         self.advance()
 
     def _handle(self, requests: Sequence[HttpRequest]) -> None:
-        handler, max_body_bytes = self._server._handler, self._server._limits.max_body_bytes
+        server = self._server
         self._is_unsent = True  # what is answered at once leaves with the `advance` that follows
         for request in requests:
-            exchange = Exchange(request, self, max_body_bytes, self._server._threads)
+            exchange = Exchange(request, self, server._limits.max_body_bytes, server._threads)
             request.context = exchange
             try:
-                handler(exchange)
+                server._handler(exchange)
             except Exception as error:  # noqa: BLE001  # the edge of a request: logged and answered
                 exchange.fail(error)
 
@@ -302,6 +298,8 @@ class _Connection(asyncio.BufferedProtocol):
         """Write what is ready, take up requests that waited for it, and mind the reading."""
         http = self._http
         self._is_unsent = False
+        if self._is_reading and not (http.has_work or self._server.has_left):
+            return
         self._write()
         while http.has_backlog and not http.is_full and not self._is_write_paused:
             self._handle(http.receive(b""))

@@ -11,7 +11,8 @@ Rules.
 3. llhttp's leniencies stay off. Its own checks refuse both framings at once, repeated lengths,
    folded headers, bare line feeds and odd chunk sizes; the rest is refused here.
 4. A parser sees at most `SLICE_BYTES` at a time, which bounds what one call can make of it. The
-   bytes of a long body bypass it.
+   bytes of a long body bypass it, and so does a small request whose head was parsed before
+   (`hloserve.wire.http1_known_head`).
 
 Source: RFC 9112 (HTTP/1.1), RFC 9110 (semantics).
 """
@@ -24,6 +25,7 @@ from typing_extensions import override
 
 from hloserve.core.errors import HloserveError
 from hloserve.wire.http1_body import BodyAssembly
+from hloserve.wire.http1_known_head import KnownHead
 from hloserve.wire.http1_messages import Body, HttpLimits, HttpRequest
 from hloserve.wire.status import challenge_headers, http_status
 
@@ -44,6 +46,10 @@ ResponseParser = httptools.HttpResponseParser
 SLICE_BYTES = 16 * 2**10
 HeadCheck: TypeAlias = Callable[[str, bytes, Mapping[bytes, bytes]], None]
 """Looks at method, target and headers before the body is read; what it raises is the answer."""
+
+_LESSONS = 8
+"""Heads that a connection remembers, one after the other: a client that sends another one each time
+is not learnt from for ever."""
 
 _KNOWN_ONCE = frozenset({b"host", b"content-type", b"expect", b"inference-header-content-length"})
 
@@ -81,6 +87,8 @@ class RequestReader:
         "_fed_bytes",
         "_headers",
         "_keep_alive",
+        "_known",
+        "_lessons",
         "_limits",
         "_method",
         "_parser",
@@ -103,6 +111,8 @@ class RequestReader:
         self._body: Body = b""
         self._repeated_headers = self._fed_bytes = 0
         self._keep_alive = True
+        self._known: KnownHead | None = None
+        self._lessons = _LESSONS if limits.max_header_bytes >= SLICE_BYTES else 0
         self.ready: list[HttpRequest] = []
         self.phase: int = Phase.IDLE
         self.wants_continue = self.has_ended = False
@@ -119,6 +129,9 @@ class RequestReader:
             count = self.assembly.fill(data)
             self._finish_if_complete()
             return count
+        is_start = self.phase == Phase.IDLE and not self.ready
+        if is_start and self._known is not None and self._take_known(self._known, data):
+            return len(data)
         parser = self._parser
         if parser is None:
             parser = self._parser = httptools.HttpRequestParser(self)
@@ -133,6 +146,9 @@ class RequestReader:
                 raise _translate(error) from None
         if self.phase != Phase.IDLE:
             self._check_progress(len(data))
+        elif is_start and self._lessons and len(self.ready) == 1:
+            self._lessons -= 1
+            self._known = KnownHead.learn(bytes(data), self.ready[0])
         return len(data)
 
     def body_received(self, count: int) -> None:
@@ -141,9 +157,21 @@ class RequestReader:
         self.assembly.advance(count)
         self._finish_if_complete()
 
+    def _take_known(self, known: KnownHead, data: bytes | memoryview) -> bool:
+        """Take a request whose head was parsed before; False when it must be parsed."""
+        request = known.match(bytes(data), self._limits.max_body_bytes)
+        if request is None:
+            return False
+        self._admit(request.method, request.target, request.headers)
+        self.ready.append(request)
+        return True
+
+    def _admit(self, method: str, target: bytes, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request by its head. Everybody may ask here."""
+
     def close(self) -> None:
         """Let go of everything; what is incomplete is lost."""
-        self._parser = self.assembly = None
+        self._parser = self.assembly = self._known = None
         self.wants_continue = False
         self.has_ended = True
 
@@ -236,6 +264,7 @@ class RequestReader:
         self._method = self._parser.get_method().decode()
         if self._method == "CONNECT":
             raise Refused(405, "CONNECT is not served here")
+        self._admit(self._method, self._target, headers)
 
     def _check_coding(self, version: str, coding: bytes) -> None:
         """Refuse what another HTTP implementation on the way could frame differently."""
@@ -315,10 +344,9 @@ class GuardedReader(RequestReader):
         self._check = check
 
     @override
-    def _check_head(self, version: str) -> None:
-        RequestReader._check_head(self, version)
+    def _admit(self, method: str, target: bytes, headers: Mapping[bytes, bytes]) -> None:
         try:
-            self._check(self._method, self._target, self._headers)
+            self._check(method, target, headers)
         except HloserveError as error:
             raise Refused(http_status(error), str(error), challenge_headers(error)) from error
 

@@ -118,6 +118,17 @@ class HttpServerConnection:
         )
 
     @property
+    def has_work(self) -> bool:
+        """True while there is output, input that waits for room, or no room for more."""
+        return bool(
+            self._out
+            or self._backlog
+            or self._reader.ready
+            or self.should_close
+            or len(self._pending) >= self._limits.max_pipelined
+        )
+
+    @property
     def has_pending(self) -> bool:
         """True while a request is unanswered, or its answer waits for an earlier one."""
         return bool(self._pending)

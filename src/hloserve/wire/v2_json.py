@@ -55,7 +55,7 @@ from hloserve.wire.v2_json_calls import (
     encode_ready,
     encode_server_metadata,
 )
-from hloserve.wire.v2_json_numbers import array_from_json
+from hloserve.wire.v2_json_numbers import array_from_json, quick_array
 from hloserve.wire.v2_json_parsing import FlatInput, Input, Output, parse_request
 from hloserve.wire.v2_json_writing import NonFinite, encode_message, json_from_array
 from hloserve.wire.v2_parameters import classes_of, take_deadline, take_priority
@@ -101,6 +101,10 @@ class OutputForms:
     raw: ByteString | None = None
 
 
+_ALL_JSON = OutputForms()
+"""Of requests that do not say how they want to be answered. Never changed."""
+
+
 def decode_infer_request(
     model: str,
     version: str,
@@ -132,15 +136,16 @@ def decode_infer_request(
     text = body if json_bytes == len(body) else body[:json_bytes]
     message = parse_request(text)
     request = InferRequest(model, {}, message.id or "", version, deadline_ns=deadline_ns)
-    forms = OutputForms()
-    shared = SharedTensors()
-    position = _read_inputs(message.inputs, request.inputs, shared, body, json_bytes, header_length)
+    position = _read_inputs(message.inputs, request, body, json_bytes, header_length)
     if position != len(body):
         raise MalformedBody(
             f"{len(body) - position} bytes are left after the last binary tensor; the"
             " binary_data_size parameters must add up to what follows the JSON",
             position,
         )
+    if not message.parameters and not message.outputs:
+        return request, _ALL_JSON
+    forms = OutputForms()
     if message.parameters:
         parameters: dict[str, Parameter] = message.parameters
         forms.default_is_binary = _take_flag(parameters, "binary_data_output", "request") or False
@@ -149,31 +154,29 @@ def decode_infer_request(
         request.priority = take_priority(parameters)
         request.parameters = parameters
     if message.outputs:
-        _read_outputs(message.outputs, request, forms.is_binary, shared)
-    if shared.inputs or shared.outputs:
-        request.shared = shared
+        _read_outputs(message.outputs, request, forms.is_binary)
     return request, forms
 
 
 def _read_inputs(
     inputs: Sequence[Input],
-    arrays: Tensors,
-    shared: SharedTensors,
+    request: InferRequest,
     body: ByteString,
     position: int,
     header_length: str | None,
 ) -> int:
     """Read all inputs; returns where the binary part behind `position` ends."""
+    arrays = request.inputs
     if len(inputs) > _MAX_TENSORS:
         raise BadRequest(f"the request has {len(inputs)} inputs; at most {_MAX_TENSORS} are read")
     strings = 0
     for tensor in inputs:
         name = tensor.name
-        if name in arrays or name in shared.inputs:
+        if name in arrays or (request.shared is not None and name in request.shared.inputs):
             raise DuplicateTensor(f"input {name!r}")
         if not tensor.parameters:
             _read_json(tensor, arrays)
-        elif not _read_shared(tensor, shared):
+        elif not _read_shared(tensor, request):
             position += _read_with_parameters(tensor, arrays, body, position, header_length)
         if tensor.datatype == "BYTES" and name in arrays:
             strings += arrays[name].size
@@ -182,19 +185,25 @@ def _read_inputs(
 
 
 def _read_json(tensor: Input, arrays: Tensors) -> None:
-    name = tensor.name
+    name, data = tensor.name, tensor.data
+    is_numbers = type(tensor) is FlatInput
+    if (
+        is_numbers
+        and (array := quick_array(tensor.datatype, tuple(tensor.shape), data)) is not None
+    ):
+        arrays[name] = array
+        return
     dtype = known_dtype(name, tensor.datatype)
     elements = check_shape(name, dtype, tensor.shape)
-    if tensor.data is msgspec.UNSET:
+    if data is msgspec.UNSET:
         raise BadRequest(
             f"input {name!r} has no data; send data, or binary_data_size and the bytes after the"
             " JSON"
         )
-    is_numbers = type(tensor) is FlatInput
-    arrays[name] = array_from_json(name, dtype, tensor.shape, elements, tensor.data, is_numbers)
+    arrays[name] = array_from_json(name, dtype, tensor.shape, elements, data, is_numbers)
 
 
-def _read_shared(tensor: Input, shared: SharedTensors) -> bool:
+def _read_shared(tensor: Input, request: InferRequest) -> bool:
     """Read an input whose parameters place it in shared memory; False when they do not."""
     name, role = tensor.name, f"input {tensor.name!r}"
     parameters = tensor.parameters or {}
@@ -205,8 +214,16 @@ def _read_shared(tensor: Input, shared: SharedTensors) -> bool:
         raise BadRequest(f"{role} has data and is in shared memory; send one of them")
     dtype = known_dtype(name, tensor.datatype)
     nbytes = check_shape(name, dtype, tensor.shape) * dtype.itemsize
-    shared.inputs[name] = shared_tensor(role, dtype, tuple(tensor.shape), nbytes, placement)
+    inputs = _shared_of(request).inputs
+    inputs[name] = shared_tensor(role, dtype, tuple(tensor.shape), nbytes, placement)
     return True
+
+
+def _shared_of(request: InferRequest) -> SharedTensors:
+    """What of a request lies in shared memory, to be added to."""
+    if request.shared is None:
+        request.shared = SharedTensors()
+    return request.shared
 
 
 def _read_with_parameters(
@@ -247,10 +264,7 @@ def _take_non_finite(parameters: dict[str, Parameter]) -> NonFinite:
 
 
 def _read_outputs(
-    outputs: Sequence[Output],
-    request: InferRequest,
-    is_binary: dict[str, bool],
-    shared: SharedTensors,
+    outputs: Sequence[Output], request: InferRequest, is_binary: dict[str, bool]
 ) -> None:
     if len(outputs) > _MAX_TENSORS:
         raise BadRequest(f"the request has {len(outputs)} outputs; at most {_MAX_TENSORS} are read")
@@ -267,7 +281,7 @@ def _read_outputs(
             request.classes = {**(request.classes or {}), name: count}
         placement = placement_of(where, parameters)
         if placement is not None:
-            shared.outputs[name] = placement
+            _shared_of(request).outputs[name] = placement
         flag = _take_flag(parameters, "binary_data", where)
         if flag is not None:
             is_binary[name] = flag
@@ -321,19 +335,13 @@ def encode_infer_response(
 def _describe_output(
     name: str, array: Array, forms: OutputForms, binary: list[bytes | memoryview]
 ) -> Mapping[str, Any]:
-    datatype = _DATATYPES.get(array.dtype)
-    described: dict[str, Any] = {
-        "name": name,
-        "datatype": of_wire(array.dtype).kserve if datatype is None else datatype,
-        "shape": array.shape,
-    }
-    if forms.is_binary.get(name, forms.default_is_binary):
-        data = bytes_of(array)
-        described["parameters"] = {"binary_data_size": len(data)}
-        binary.append(data)
-    else:
-        described["data"] = json_from_array(name, array, forms.non_finite)
-    return described
+    datatype = _DATATYPES.get(array.dtype) or of_wire(array.dtype).kserve
+    if not forms.is_binary.get(name, forms.default_is_binary):
+        data = json_from_array(name, array, forms.non_finite)
+        return {"name": name, "datatype": datatype, "shape": array.shape, "data": data}
+    binary.append(bytes_of(array))
+    parameters = {"binary_data_size": len(binary[-1])}
+    return {"name": name, "datatype": datatype, "shape": array.shape, "parameters": parameters}
 
 
 def _describe_shared(name: str, tensor: SharedTensor) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import orjson
 
-from hloserve.core.dtypes import by_token
+from hloserve.core.dtypes import DTYPES, by_token
 from hloserve.core.tensors import Array
 from hloserve.wire.strings import json_strings
 
@@ -30,6 +30,9 @@ NonFinite: TypeAlias = Literal["null", "string"]
 _WIDENED = {by_token(token).numpy for token in ("f16", "bf16")}
 """Written as the FP32 of the same value: their own fewest digits would call 65504 65500.0."""
 
+
+_AS_THEY_ARE = {dtype.numpy for dtype in DTYPES if dtype.kserve} - _WIDENED
+"""What the encoder takes in this machine's byte order; dtypes of the other one are not in it."""
 
 _PIECE_VALUES = 32_768
 """Written in some 1 ms."""
@@ -53,7 +56,10 @@ def json_from_array(
     Raises:
         BadRequest: an element of a BYTES tensor is not UTF-8.
     """
-    if array.dtype.hasobject:
+    dtype = array.dtype
+    if dtype in _AS_THEY_ARE and non_finite == "null" and array.size <= _PIECE_VALUES:
+        return array.reshape(-1) if array.flags.c_contiguous else array.flatten()
+    if dtype.hasobject:
         return json_strings(f"output {name!r}", array)
     flat = array.reshape(-1)
     if not flat.flags.c_contiguous:
