@@ -17,7 +17,7 @@ settings.register_profile(
 settings.load_profile("hloserve")
 
 _PATIENCE_S = 5.0
-_OUR_THREADS = ("startup", "dispatch", "hook-", "load-", "watch-")
+_OUR_THREADS = ("startup", "dispatch", "hook-", "load-", "watch-", "meta-", "compute-")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

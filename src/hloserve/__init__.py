@@ -7,7 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hloserve.bundle import IOSpec, load_manifest, read_bundle_weights, write_bundle
+    from hloserve.bundle import (
+        IOSpec,
+        load_manifest,
+        read_bundle_weights,
+        write_bundle,
+        write_meta_bundle,
+    )
     from hloserve.client import Client
     from hloserve.core.errors import HloserveError, InvalidInput
     from hloserve.core.tensors import NamedTensor
@@ -26,6 +32,7 @@ _HOMES = {
     "register_meta_model": "hloserve.hooks.registration",
     "register_model": "hloserve.hooks.registration",
     "write_bundle": "hloserve.bundle",
+    "write_meta_bundle": "hloserve.bundle",
 }
 
 __all__ = [
@@ -40,6 +47,7 @@ __all__ = [
     "register_meta_model",
     "register_model",
     "write_bundle",
+    "write_meta_bundle",
 ]
 
 

@@ -9,6 +9,7 @@ from support.server_repository import Heard
 from support.server_worker import write_scale
 
 from hloserve.config import load
+from hloserve.config.schema import MetasConfig
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.models.loader import load_model
 from hloserve.models.model import Model
@@ -18,6 +19,7 @@ from hloserve.models.task_threads import TaskThreads
 from hloserve.server.catalog import Catalog
 from hloserve.server.inference import InferenceService
 from hloserve.server.loading import BundleLoader
+from hloserve.server.metas import build_meta_threads
 from hloserve.server.metrics import RequestMetrics
 from hloserve.server.operations import build_operations
 from hloserve.server.repository import Repository
@@ -34,6 +36,7 @@ class Services:
         self.model: Model = load_model(write_scale(directory), self.backend)
         self.engine = Engine(self.backend, self.model.device)
         self.hook_threads = TaskThreads(1, self.engine.loop.post)
+        self.meta_threads = build_meta_threads(MetasConfig(), 1, self.engine.loop.post)
         self.registry = Registry()
         self.registry.set_ready(self.model)
         self.catalog = Catalog(self.registry)
@@ -68,6 +71,7 @@ class Services:
             registry=self.registry,
             scheduler=self.engine.scheduler,
             hook_threads=self.hook_threads,
+            meta_threads=self.meta_threads,
             metrics=self.metrics,
             shared_memory=self.shared_memory,
             clock=self.engine.clock,
@@ -83,6 +87,7 @@ class Services:
         self.repository.close()
         self._look_threads.close()
         self.hook_threads.close()
+        self.meta_threads.close()
         for model in self.registry.models():
             model.free(self.backend)
 

@@ -7,6 +7,14 @@ anything that runs (`hloserve.engine`, `hloserve.models`). No jax.
 from hloserve.bundle.active_weights import read_bundle_weights
 from hloserve.bundle.io_spec import IOSpec
 from hloserve.bundle.manifest import Manifest, load_manifest
+from hloserve.bundle.meta_writing import write_meta_bundle
 from hloserve.bundle.writing import write_bundle
 
-__all__ = ["IOSpec", "Manifest", "load_manifest", "read_bundle_weights", "write_bundle"]
+__all__ = [
+    "IOSpec",
+    "Manifest",
+    "load_manifest",
+    "read_bundle_weights",
+    "write_bundle",
+    "write_meta_bundle",
+]

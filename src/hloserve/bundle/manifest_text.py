@@ -16,13 +16,19 @@ from hloserve.bundle.modules import ModulePlan
 from hloserve.bundle.yaml_writing import Quoted, dump_yaml
 from hloserve.core.tensors import TensorSpec
 
-__all__ = ["PATCH_FILE", "format_manifest", "plain_provenance", "split_provenance"]
+__all__ = [
+    "PATCH_FILE",
+    "format_manifest",
+    "format_meta_manifest",
+    "plain_provenance",
+    "split_provenance",
+]
 
 PATCH_FILE = "working_tree.patch"
 _FLOW = frozenset(
     (
         *("executable_inputs", "executable_outputs", "client_inputs", "client_outputs"),
-        *("batching", "input_shapes", "labels"),
+        *("batching", "input_shapes", "labels", "meta"),
     )
 )
 _MAX_DEPTH = 20
@@ -60,6 +66,30 @@ def format_manifest(
     document["batching"] = {**dynamic, "compiled_batch_sizes": list(programs.compiled_batch_sizes)}
     if programs.input_shapes:
         document["input_shapes"] = [dict(sizes) for sizes in programs.input_shapes]
+    if labels:
+        document["labels"] = dict(labels)
+    document["provenance"] = dict(provenance)
+    return dump_yaml(document, _FLOW)
+
+
+def format_meta_manifest(
+    *,
+    name: str,
+    description: str,
+    format_version: str,
+    calls: Sequence[str],
+    tensors: Mapping[str, Sequence[TensorSpec]],
+    labels: Mapping[str, str],
+    provenance: Mapping[str, object],
+) -> str:
+    """Write the manifest of a bundle of kind ``meta``; arguments as for `format_manifest`."""
+    document: dict[str, object] = {"format_version": Quoted(format_version), "name": name}
+    if description:
+        document["description"] = description
+    document["kind"] = "meta"
+    document["meta"] = {"calls": list(calls)}
+    for section, specs in tensors.items():
+        document[section] = [_tensor_entry(spec) for spec in specs]
     if labels:
         document["labels"] = dict(labels)
     document["provenance"] = dict(provenance)

@@ -30,7 +30,7 @@ from hloserve.core.dtypes import BYTES
 from hloserve.core.errors import BundleProblem
 from hloserve.core.tensors import TensorSpec
 
-__all__ = ["write_bundle"]
+__all__ = ["check_name", "extra_files", "write_bundle"]
 
 _VERSIONS: Mapping[str, str] = {"xla": "2.1", "legacy": "2.0"}
 
@@ -107,7 +107,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         >>> root.cleanup()
     """
     target = Path(os.path.abspath(directory))
-    findings = _check_name(target, name)
+    findings = check_name(target, name)
     tensors = {
         "executable_inputs": build_specs(
             "executable_inputs", executable_inputs, findings, distinct=True
@@ -127,7 +127,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     written[DEFAULT_WEIGHTS_FILE] = stored.chunks()
     if patch is not None:
         written[PATCH_FILE] = (patch,)
-    written |= _extra_files(files or {}, {MANIFEST_FILE, *written}, findings)
+    written |= extra_files(files or {}, {MANIFEST_FILE, *written}, findings)
     raise_findings(BundleProblem, target, findings)
     text = format_manifest(
         name=name,
@@ -151,7 +151,8 @@ def _build_optional(
     return None if declared is None else build_specs(section, declared, findings)
 
 
-def _check_name(target: Path, name: str) -> list[str]:
+def check_name(target: Path, name: str) -> list[str]:
+    """A bundle is called what its directory is called, and servers must not skip that."""
     findings = []
     if bundle_name(target) != name:
         findings.append(
@@ -182,9 +183,10 @@ def _check_layout(layout: str, features: Sequence[str]) -> list[str]:
     return []
 
 
-def _extra_files(
+def extra_files(
     files: Mapping[str, bytes | str], taken: set[str], findings: list[str]
 ) -> dict[str, Chunks]:
+    """The files that an author adds to those of the bundle; `taken` are their names."""
     extra: dict[str, Chunks] = {}
     for name, content in files.items():
         if name in {"", ".", "..", CACHE_DIRECTORY} or any(mark in name for mark in "/\\\0"):

@@ -102,10 +102,23 @@ def register_meta_model(name: str | None = None, *, run: Callable[..., Any]) -> 
 
     Args:
         name: for the reader; a model is called what its directory is called.
-        run: takes the client inputs and a function that calls other models.
+        run: takes the client inputs, as `preprocess` does, and `call`; returns the client outputs,
+            likewise. ``call(name, inputs)`` gives the outputs of another model, which the manifest
+            lists in ``meta.calls``; ``call.map(name, [inputs, ...])`` makes several calls at once.
+            It may be ``async``; then calls are awaited.
 
     Raises:
         HookProblem: no bundle is being loaded, or `run` cannot be called.
+
+    Threading: requests run at the same time, each on a thread of its own.
+
+    Example:
+        def run(inputs, call):
+            features = call("backbone", {"image": inputs["image"]})
+            return {"label": call("head", features)["label"]}
+
+
+        register_meta_model(run=run)
     """
     if not callable(run):
         raise HookProblem("model.py", f"run is {_kind(run)}, not a function")

@@ -225,14 +225,13 @@ def _check_hooks(report: BundleReport, manifest: Manifest) -> None:
     try:
         # What a hook file prints must not end up in the middle of a report.
         with redirect_stdout(sys.stderr):
-            if manifest.is_meta:
-                load_meta_hook(report.path, manifest.name)
-                return
-            hooks = load_hooks(report.path, manifest.name)
+            load = load_meta_hook if manifest.is_meta else load_hooks
+            hooks = load(report.path, manifest.name)
     except HookProblem as problem:
         report.findings += errors_at(HOOK_FILE, problem.findings)
         return
-    report.findings += errors_at(MANIFEST_FILE, missing_hooks(manifest, hooks))
+    if not manifest.is_meta:
+        report.findings += errors_at(MANIFEST_FILE, missing_hooks(manifest, hooks))
     if hooks is not None:
         hooks.close()
 

@@ -44,6 +44,7 @@ class Hooks:
     Attributes:
         preprocess: client inputs to executable inputs; None passes them through.
         postprocess: executable outputs to client outputs; None passes them through.
+        run: client inputs to client outputs, of a meta model; None for others.
         module: name of the module in `sys.modules`; `close` takes it out.
         directory: the bundle's directory when the file was run.
     """
@@ -52,6 +53,7 @@ class Hooks:
     postprocess: Hook | None
     module: str
     directory: Path
+    run: Callable[..., Any] | None = None
 
     def move(self, bundle: Path) -> None:
         """Follow a bundle that was renamed: the files beside the hook file are now there."""
@@ -82,10 +84,7 @@ def load_hooks(bundle: Path, name: str, timeout_s: float | None = None) -> Hooks
     """
     if not _has_hook_file(bundle):
         return None
-    if timeout_s is None:
-        module, registered = _run_hook_file(bundle, name)
-    else:
-        module, registered = _run_within(timeout_s, bundle, name)
+    module, registered = _run_within(timeout_s, bundle, name)
     if len(registered.models) == 1 and not registered.metas:
         (only,) = registered.models
         return Hooks(only.preprocess, only.postprocess, module, bundle)
@@ -93,17 +92,17 @@ def load_hooks(bundle: Path, name: str, timeout_s: float | None = None) -> Hooks
     raise HookProblem(name, _wrong_registration("register_model", "model", registered))
 
 
-def load_meta_hook(bundle: Path, name: str) -> Callable[..., Any]:
-    """Run the hook file of a meta bundle.
+def load_meta_hook(bundle: Path, name: str, timeout_s: float | None = None) -> Hooks:
+    """Run the hook file of a meta bundle; arguments as for `load_hooks`.
 
     Raises:
         HookProblem: there is none, it fails to run, or does not register exactly one meta model.
     """
     if not _has_hook_file(bundle):
         raise HookProblem(name, f"{HOOK_FILE} is missing; a meta model is its run function")
-    module, registered = _run_hook_file(bundle, name)
+    module, registered = _run_within(timeout_s, bundle, name)
     if len(registered.metas) == 1 and not registered.models:
-        return registered.metas[0].run
+        return Hooks(None, None, module, bundle, registered.metas[0].run)
     _forget(module)
     raise HookProblem(name, _wrong_registration("register_meta_model", "meta", registered))
 
@@ -186,7 +185,9 @@ def _run_hook_file(bundle: Path, name: str) -> tuple[str, Registrations]:
     return module, registered
 
 
-def _run_within(timeout_s: float, bundle: Path, name: str) -> tuple[str, Registrations]:
+def _run_within(timeout_s: float | None, bundle: Path, name: str) -> tuple[str, Registrations]:
+    if timeout_s is None:
+        return _run_hook_file(bundle, name)
     outcome: list[tuple[str, Registrations] | HookProblem] = []
 
     def run() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hloserve.core.dtypes import BYTES, by_numpy
-from hloserve.core.errors import HookFailed, InvalidInput
+from hloserve.core.errors import DeadlineExceeded, HookFailed, InvalidInput, SubCallFailed
 from hloserve.core.strings import is_text, strings_from
 from hloserve.core.tensors import Array, NamedTensor, Tensors, TensorSpec
 from hloserve.hooks.registration import Hook
@@ -34,18 +34,19 @@ def call_hook(model: str, role: str, bundle: Path, hook: Hook, tensors: TensorLi
 
     Args:
         model: its name, for messages.
-        role: ``preprocess`` or ``postprocess``.
+        role: ``preprocess``, ``postprocess`` or ``run``.
         bundle: where the hook's files lie.
         hook: what the author registered.
         tensors: copies that the hook may keep.
 
     Raises:
         InvalidInput: the hook refused the input.
+        SubCallFailed, DeadlineExceeded: what it was given to call raised so.
         HookFailed: anything else it raised, with the author's line; the cause is chained.
     """
     try:
         return hook(tensors)
-    except InvalidInput:
+    except (InvalidInput, SubCallFailed, DeadlineExceeded):
         raise
     except (Exception, SystemExit) as error:  # author's code may raise anything
         place = author_line(bundle.resolve(), error)
@@ -60,7 +61,7 @@ def check_tensors(
 
     Args:
         model: its name, for messages.
-        role: ``preprocess`` or ``postprocess``.
+        role: ``preprocess``, ``postprocess`` or ``run``.
         specs: what the hook has to return.
         result: what it returned.
 

@@ -27,7 +27,6 @@ from hloserve.core.errors import (
     BackendFailed,
     BundleProblem,
     HookProblem,
-    NotImplementedYet,
     ProgramProblem,
     WeightsProblem,
 )
@@ -36,7 +35,8 @@ from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache, compile_cached
 from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
-from hloserve.models.hook_file import Hooks, load_hooks, load_meta_hook, missing_hooks
+from hloserve.models.hook_file import Hooks, load_hooks, missing_hooks
+from hloserve.models.meta_loader import load_meta
 from hloserve.models.model import Model, metadata_of
 from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs
 from hloserve.models.progress import NoProgress, Progress
@@ -88,7 +88,6 @@ def load_model(
     Raises:
         ManifestProblem, WeightsProblem, ProgramProblem, HookProblem: the bundle is wrong; when
             several parts are, `BundleProblem` with all findings.
-        NotImplementedYet: it is a meta model.
         DeviceMemoryFull, BackendFailed: the device cannot hold or run it.
 
     Threading: any thread, several bundles at once.
@@ -115,8 +114,9 @@ def reason_of(error: Exception) -> str:
 def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress) -> Model:
     manifest = load_manifest(bundle)
     if manifest.is_meta:
-        load_meta_hook(bundle, manifest.name)
-        raise NotImplementedYet("serving meta models (kind: meta)")
+        for warning in manifest.warnings:
+            hears.bundle_warning(manifest.name, warning)
+        return load_meta(bundle, manifest, backend.platform, options.hook_timeout_s)
     with ExitStack() as held:
         weights, planned, hooks, labels = _read_parts(bundle, manifest, backend, options, held)
         outputs, warnings = all_outputs(manifest, planned)

@@ -81,6 +81,8 @@ class Model:
         output_names: of the executable outputs, in program order.
         has_preprocess: a hook makes the executable inputs.
         has_postprocess: a hook makes the client-facing outputs.
+        is_meta: a function over other models answers, so `device` has no program and no weights,
+            only counters.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Model:
     output_names: tuple[str, ...] = field(init=False)
     has_preprocess: bool = field(init=False)
     has_postprocess: bool = field(init=False)
+    is_meta: bool = field(init=False)
 
     def __post_init__(self) -> None:
         hooks = self.hooks
@@ -109,6 +112,7 @@ class Model:
             "output_names": tuple(spec.name for spec in self.device.outputs),
             "has_preprocess": hooks is not None and hooks.preprocess is not None,
             "has_postprocess": hooks is not None and hooks.postprocess is not None,
+            "is_meta": hooks is not None and hooks.run is not None,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

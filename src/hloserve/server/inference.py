@@ -10,6 +10,7 @@ on the dispatch thread, hooks on hook threads, and the coroutine waits for them 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from hloserve.models.registry import Registry
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.classification import check_classes, classify_outputs, is_large
 from hloserve.server.in_flight import InFlight, Reply
+from hloserve.server.joint_submit import Submit
+from hloserve.server.metas import Metas, MetaThreads
 from hloserve.server.metrics import UNKNOWN_MODEL, RequestMetrics
 from hloserve.server.shared_memory import SharedMemory
 from hloserve.server.tensor_check import (
@@ -61,29 +64,33 @@ class InferenceService:
     """Serves inference requests. Loop thread only.
 
     Args:
+        meta_threads: run the functions of meta models.
         shared_memory: serves requests whose tensors are not all in the message.
         max_in_flight: requests handled at once, 0 for no cap. Counted from `start` to the reply.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # it is wired once, by name
         self,
         *,
         registry: Registry,
         scheduler: Scheduler,
         hook_threads: TaskThreads,
+        meta_threads: MetaThreads,
         metrics: RequestMetrics,
         shared_memory: SharedMemory,
         clock: Clock,
         max_in_flight: int,
     ) -> None:
         self._registry = registry
-        self._scheduler = scheduler
+        self._submit: Submit = scheduler.submit
         self._hook_threads = hook_threads
         self._metrics = metrics
         self.shared_memory = shared_memory
         self.now_ns = clock.now_ns
         self.max_in_flight = max_in_flight
         self.in_flight = 0
+        committed = partial(scheduler.submit, is_committed=True)
+        self.metas = Metas(registry, meta_threads, self.infer, committed, clock.now_ns)
 
     def start(self, request: InferRequest, reply: Reply) -> InFlight:
         """Begin to serve a request; `reply` is called once, now or later, unless it is cancelled.
@@ -103,8 +110,18 @@ class InferenceService:
             in_flight.begin(serve(request))
         return in_flight
 
-    async def infer(self, request: InferRequest) -> InferResponse:
+    async def infer(
+        self,
+        request: InferRequest,
+        model: Model | None = None,
+        submit: Submit | None = None,
+    ) -> InferResponse:
         """Serve one request.
+
+        Args:
+            request: the request.
+            model: the one to serve it with; None for the one that has its name now.
+            submit: brings it to its queue; None for the end of the queue.
 
         Raises:
             ModelNotFound, ModelNotReady: nothing of that name serves here, or not yet.
@@ -112,45 +129,42 @@ class InferenceService:
             QueueFull: the model's queue is at its cap. Retryable.
             DeadlineExceeded: the deadline passed before the device was free.
             HookFailed, BackendFailed: the bundle or the device failed.
+            SubCallFailed: a meta model's call of another model failed.
 
         Threading: loop thread, driven by a `Call`; awaits tickets only.
         """
-        model = self._registry.get(request.model)
+        if model is None:
+            model = self._registry.get(request.model)
         uses = model.uses
         uses.count += 1  # it is not freed before `end`, whatever becomes of its name
         try:
-            if request.version:
-                check_version(request.model, request.version)
-            try:
-                if request.outputs:
-                    check_output_names(model.outputs, request.outputs)
-                check_inputs(model.inputs, request.inputs)
-            except BadRequest:
-                raise all_problems(
-                    model.inputs, request.inputs, model.outputs, request.outputs
-                ) from None
-            if request.classes is not None:
-                check_classes(model.outputs, request.classes)
-            if model.has_preprocess:
-                prepared = await self._hook_threads.run(model.preprocess, request.inputs)
+            _check(model, request)
+            if model.is_meta:
+                outputs = await self.metas.answer(model, request)
             else:
-                prepared = [request.inputs[name] for name in model.input_names]
-            parts = build_requests(model.device, prepared, request.deadline_ns, request.priority)
-            if len(parts) == 1:
-                self._scheduler.submit(parts)
-                raw = await parts[0]
-            else:
-                raw = await self._execute_parts(model.device, prepared, parts)
-            if model.has_postprocess:
-                outputs = await self._hook_threads.run(model.postprocess, raw)
-            else:
-                outputs = dict(zip(model.output_names, raw, strict=True))
+                outputs = await self._execute(model, request, submit or self._submit)
             outputs = select_outputs(outputs, request.outputs)
             if request.classes is not None:
                 outputs = await self._classify(model, outputs, request.classes)
             return InferResponse(request.model, outputs, request.id, request.version)
         finally:
             uses.end()
+
+    async def _execute(self, model: Model, request: InferRequest, submit: Submit) -> Tensors:
+        """Run the program, with its hooks around it."""
+        if model.has_preprocess:
+            prepared = await self._hook_threads.run(model.preprocess, request.inputs)
+        else:
+            prepared = [request.inputs[name] for name in model.input_names]
+        parts = build_requests(model.device, prepared, request.deadline_ns, request.priority)
+        if len(parts) == 1:
+            submit(parts)
+            raw = await parts[0]
+        else:
+            raw = await _execute_parts(model.device, prepared, parts, submit)
+        if model.has_postprocess:
+            return await self._hook_threads.run(model.postprocess, raw)
+        return dict(zip(model.output_names, raw, strict=True))
 
     async def _classify(self, model: Model, outputs: Tensors, classes: dict[str, int]) -> Tensors:
         if is_large(outputs, classes):
@@ -171,19 +185,6 @@ class InferenceService:
         except BadRequest:
             raise all_problems(inputs, arrays) from None
 
-    async def _execute_parts(
-        self, device: DeviceModel, inputs: list[Array], parts: list[QueuedRequest]
-    ) -> list[Array]:
-        """Run a request that no program holds in several dispatches, one of no rows in none."""
-        if not parts:
-            return empty_outputs(device, inputs)
-        self._scheduler.submit(parts)
-        try:
-            return join_outputs(device.outputs, [await part for part in parts])
-        finally:
-            for part in parts:
-                part.cancel()  # when one has failed, the others have no reader left
-
     def finished(self, in_flight: InFlight, error: Exception | None) -> None:
         """Count a request that has its answer, or whose caller went away."""
         status, model = "OK", in_flight.model
@@ -193,6 +194,39 @@ class InferenceService:
                 model = UNKNOWN_MODEL
         self._metrics.observe(model, status, in_flight.started_ns, self.now_ns())
         self.in_flight -= 1
+
+
+def _check(model: Model, request: InferRequest) -> None:
+    """Check all that can be before anything is done.
+
+    Raises:
+        ModelNotFound: the model has no such version.
+        BadRequest: tensors do not fit; the message names them.
+    """
+    if request.version:
+        check_version(request.model, request.version)
+    try:
+        if request.outputs:
+            check_output_names(model.outputs, request.outputs)
+        check_inputs(model.inputs, request.inputs)
+    except BadRequest:
+        raise all_problems(model.inputs, request.inputs, model.outputs, request.outputs) from None
+    if request.classes is not None:
+        check_classes(model.outputs, request.classes)
+
+
+async def _execute_parts(
+    device: DeviceModel, inputs: list[Array], parts: list[QueuedRequest], submit: Submit
+) -> list[Array]:
+    """Run a request that no program holds in several dispatches, one of no rows in none."""
+    if not parts:
+        return empty_outputs(device, inputs)
+    submit(parts)
+    try:
+        return join_outputs(device.outputs, [await part for part in parts])
+    finally:
+        for part in parts:
+            part.cancel()  # when one has failed, the others have no reader left
 
 
 def empty_outputs(device: DeviceModel, inputs: Sequence[Array]) -> list[Array]:

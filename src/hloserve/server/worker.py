@@ -12,7 +12,6 @@ Rules.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -43,11 +42,13 @@ from hloserve.models.repository_look import Look
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
+from hloserve.server.collector import spare_the_collector
 from hloserve.server.grpc_services import build_grpc_services
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
 from hloserve.server.listening import allow_many_connections
 from hloserve.server.loading import BundleLoader
+from hloserve.server.metas import build_meta_threads
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
 from hloserve.server.operations import build_operations
@@ -147,18 +148,6 @@ async def _run(
     return await worker.drain(), worker.is_loading
 
 
-def spare_the_collector() -> None:
-    """Take what start-up made out of the garbage collector's rounds, and have fewer of them.
-
-    Importing jax leaves some 300,000 objects that live for ever. A request makes a dozen that die
-    by reference count; without this, every few dozen requests pay for looking at all of them.
-    """
-    gc.collect()
-    sys.setswitchinterval(0.0005)
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
 class Worker:
     """The objects of one worker process. Loop thread only.
 
@@ -184,12 +173,15 @@ class Worker:
         self.registry = Registry()
         self.request_metrics = RequestMetrics()
         self._scheduler = Scheduler(self._clock, Fifo(), self.config.scheduler.max_queue_depth)
-        self._hook_threads = TaskThreads(resolve_hook_threads(config.hooks, cpus=cpus).value, post)
+        hook_threads = resolve_hook_threads(config.hooks, cpus=cpus).value
+        self._hook_threads = TaskThreads(hook_threads, post)
+        self._meta_threads = build_meta_threads(config.metas, hook_threads, post)
         self.shared_memory = SharedMemory(config.shared_memory, self._clock, self._loop.call_soon)
         self.inference = InferenceService(
             registry=self.registry,
             scheduler=self._scheduler,
             hook_threads=self._hook_threads,
+            meta_threads=self._meta_threads,
             metrics=self.request_metrics,
             shared_memory=self.shared_memory,
             clock=self._clock,
@@ -387,6 +379,7 @@ class Worker:
         if self._dispatcher is not None:
             await asyncio.to_thread(self._dispatcher.join, self.config.drain_timeout_s)
         self._hook_threads.close()
+        self._meta_threads.close()
         self._look_threads.close()
         self._listeners.close()
         self.shared_memory.close()

@@ -155,7 +155,7 @@ def test_julia_hooks_must_be_ported(bundle: Path) -> None:
 def test_meta_hook_is_taken(bundle: Path) -> None:
     """A meta bundle registers its run function."""
     _write(bundle, "register_meta_model(run=max)\n")
-    assert load_meta_hook(bundle, "my-model") is max
+    assert load_meta_hook(bundle, "my-model").run is max
 
 
 def test_meta_bundle_needs_its_own_kind_of_hook(bundle: Path) -> None:

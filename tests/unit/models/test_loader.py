@@ -16,7 +16,6 @@ from hloserve.core.errors import (
     BundleProblem,
     HookProblem,
     ManifestProblem,
-    NotImplementedYet,
     ProgramProblem,
     WeightsProblem,
 )
@@ -250,8 +249,8 @@ def test_freeing_a_model_gives_everything_back(tmp_path: Path, backend: FakeBack
     assert not [name for name in set(sys.modules) - before if name.startswith("hloserve_bundle_")]
 
 
-def test_meta_bundle_is_checked_and_reported(tmp_path: Path, backend: FakeBackend) -> None:
-    """Meta models come later; until then the index says so, and a broken one says what is wrong."""
+def test_meta_bundle_is_its_function(tmp_path: Path, backend: FakeBackend) -> None:
+    """It has no program and no weights; one that registers no `run` is refused."""
     bundle = tmp_path / "both"
     bundle.mkdir()
     (bundle / "manifest.yaml").write_text(
@@ -264,8 +263,12 @@ def test_meta_bundle_is_checked_and_reported(tmp_path: Path, backend: FakeBacken
         load_model(bundle, backend)
     with (bundle / "model.py").open("a") as file:
         file.write("register_meta_model(run=lambda inputs, call: inputs)\n")
-    with pytest.raises(NotImplementedYet, match="meta models"):
-        load_model(bundle, backend)
+    model = load_model(bundle, backend)
+    assert model.is_meta
+    assert ("m",) == model.manifest.calls
+    assert ["x"] == [tensor.name for tensor in model.metadata.inputs]
+    assert 0 == model.device.effective_max_batch_size
+    model.free(backend)
 
 
 def test_symbolic_program_is_compiled_for_the_listed_sizes(

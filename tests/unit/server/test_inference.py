@@ -1,16 +1,15 @@
 """The request path, from an `InferRequest` to a reply, on the fake device."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.served import Served, serve
 from support.server_worker import fake_program, rows, write_scale
 
 from hloserve.bundle import IOSpec, write_bundle
-from hloserve.config.schema import SharedMemoryConfig
 from hloserve.core.clock import SystemClock
 from hloserve.core.errors import (
     BackendFailed,
@@ -27,106 +26,8 @@ from hloserve.core.errors import (
     TooManyInFlight,
     UnknownTensor,
 )
-from hloserve.core.requests import InferRequest, InferResponse
+from hloserve.core.requests import InferRequest
 from hloserve.core.tensors import Tensors
-from hloserve.engine.dispatcher import Dispatcher
-from hloserve.engine.fake_backend import FakeBackend
-from hloserve.engine.scheduling.discipline import Fifo
-from hloserve.engine.scheduling.scheduler import Scheduler
-from hloserve.models.loader import load_model
-from hloserve.models.registry import Registry
-from hloserve.models.task_threads import TaskThreads
-from hloserve.server.in_flight import InFlight
-from hloserve.server.inference import InferenceService
-from hloserve.server.metrics import RequestMetrics
-from hloserve.server.shared_memory import SharedMemory
-
-
-class Served:
-    """An inference service over bundles of a directory, inside a running loop."""
-
-    def __init__(self, repository: Path, *, max_in_flight: int, max_queue_depth: int) -> None:
-        post = asyncio.get_running_loop().call_soon_threadsafe
-        clock = SystemClock()
-        self.backend = FakeBackend()
-        self.registry = Registry()
-        self.metrics = RequestMetrics()
-        self.scheduler = Scheduler(clock, Fifo(), max_queue_depth)
-        self.hook_threads = TaskThreads(2, post)
-        self.service = InferenceService(
-            registry=self.registry,
-            scheduler=self.scheduler,
-            hook_threads=self.hook_threads,
-            metrics=self.metrics,
-            shared_memory=SharedMemory(SharedMemoryConfig(), clock, post),
-            clock=clock,
-            max_in_flight=max_in_flight,
-        )
-        for bundle in sorted(repository.iterdir()):
-            model = load_model(bundle, self.backend)
-            self.scheduler.add(model.device)
-            self.registry.set_ready(model)
-        self.dispatcher = Dispatcher(self.backend, self.scheduler, clock, post)
-        self.dispatcher.start()
-        self._held_from = 0
-
-    def depth(self, name: str) -> int:
-        """Requests that wait for a model."""
-        return self.scheduler.depth(self.registry.get(name).device)
-
-    def start(self, request: InferRequest) -> "tuple[asyncio.Future[InferResponse], InFlight]":
-        """Begin a request; a future of its reply, and its handle."""
-        future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-
-        def reply(response: InferResponse | None, error: Exception | None) -> None:
-            assert not future.done(), "two replies to one request"
-            if error is not None:
-                future.set_exception(error)
-            else:
-                assert response is not None
-                future.set_result(response)
-
-        return future, self.service.start(request, reply)
-
-    async def infer(self, model: str, inputs: Tensors, **more: Any) -> Tensors:
-        """Serve one request."""
-        future, _ = self.start(InferRequest(model, inputs, **more))
-        return (await future).outputs
-
-    def hold(self) -> None:
-        """Hold every execution from now on, at the gate."""
-        self._held_from = self.backend.gate.arrivals
-        self.backend.gate.close()
-
-    async def wait_running(self) -> None:
-        """Wait until an execution is held."""
-        await asyncio.to_thread(self.backend.gate.wait_for_arrivals, self._held_from + 1)
-
-    def close(self) -> None:
-        """End the threads."""
-        self.backend.gate.open()
-        self.scheduler.stop()
-        self.dispatcher.join(10)
-        self.hook_threads.close()
-        self.hook_threads.join(10)
-
-
-Scenario = Callable[[Served], Coroutine[Any, Any, None]]
-
-
-def serve(
-    repository: Path, scenario: Scenario, *, max_in_flight: int = 0, max_queue_depth: int = 1024
-) -> None:
-    """Run a scenario against the bundles of a directory."""
-
-    async def run() -> None:
-        served = Served(repository, max_in_flight=max_in_flight, max_queue_depth=max_queue_depth)
-        try:
-            await scenario(served)
-        finally:
-            served.close()
-
-    asyncio.run(run())
 
 
 def test_answers_carry_the_rows_that_were_asked(tmp_path: Path) -> None:
