@@ -18,7 +18,7 @@ from types import ModuleType
 import click
 
 from hloserve.cli.main import cli
-from hloserve.config import schema
+from hloserve.config import scheduling_schema, schema
 from hloserve.config.settings import SETTINGS, Setting, environment_name
 from hloserve.core import errors
 from hloserve.core.units import format_bytes, format_duration
@@ -79,11 +79,11 @@ internal error, but a request id under which the log has it.
 """
 
 
-def field_docs(module: ModuleType) -> Mapping[str, str]:
+def field_docs(*modules: ModuleType) -> Mapping[str, str]:
     """The sentence under each field of each class: ``Class.field`` to text."""
     docs = {}
-    classes = (n for n in ast.parse(inspect.getsource(module)).body if isinstance(n, ast.ClassDef))
-    for node in classes:
+    nodes = (node for module in modules for node in ast.parse(inspect.getsource(module)).body)
+    for node in (node for node in nodes if isinstance(node, ast.ClassDef)):
         for field, text in itertools.pairwise(node.body):
             if (
                 isinstance(field, ast.AnnAssign)
@@ -100,7 +100,7 @@ def section_class(path: tuple[str, ...]) -> type:
     section: type = schema.WorkerConfig
     for part in path:
         if part == "<model>":
-            section = schema.ModelSchedulerConfig
+            section = scheduling_schema.ModelSchedulerConfig
         elif part != "models":
             section = section.__annotations__[part]
     return section
@@ -109,7 +109,7 @@ def section_class(path: tuple[str, ...]) -> type:
 def configuration() -> Iterator[str]:
     """`docs/configuration.md`, line by line."""
     yield CONFIGURATION
-    docs = field_docs(schema)
+    docs = field_docs(schema, scheduling_schema)
     heading: tuple[str, ...] | None = None
     for path, setting in SETTINGS.items():
         section = section_class(path[:-1])

@@ -46,7 +46,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "runtime.shared_host_weights": st.booleans(),
     "runtime.shared_host_weights_mode": st.sampled_from(["600", "660", "0666"]),
     "runtime.numerics": st.just("auto"),
-    "scheduler.discipline": st.just("fifo"),
+    "scheduler.discipline": st.sampled_from(["fair", "fifo", "edf"]),
+    "scheduler.fair_formula": st.sampled_from(["corrected", "original"]),
+    "scheduler.ema_halflife_seconds": st.floats(0.001, 86400),
+    "scheduler.recency_penalty_cap": st.floats(0, 1, exclude_min=True),
+    "scheduler.coalescing_discount": st.floats(0, 1, exclude_max=True),
+    "scheduler.batch_planning": st.sampled_from(["min_cost", "full"]),
     "scheduler.max_queue_depth": st.integers(1, 2**31 - 1),
     "scheduler.compaction_interval": st.integers(0, 2**31 - 1),
     "scheduler.models": st.dictionaries(
@@ -56,6 +61,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
             optional={
                 "batch_sizes": st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=3),
                 "residency": st.sampled_from(["unpinned", "system", "device"]),
+                "weight": st.floats(0, 1e6, exclude_min=True),
+                "max_queue_delay_seconds": st.floats(0, 86400),
             },
         ),
         max_size=3,

@@ -27,14 +27,13 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("runtime", "autotune"): _LATER,
     ("runtime", "autotune_cache"): _LATER,
     ("runtime", "autotune_cache_dir"): _LATER,
-    ("scheduler", "ema_halflife_seconds"): _LATER,
-    ("scheduler", "recency_penalty_cap"): _LATER,
-    ("scheduler", "coalescing_discount"): _LATER,
-    ("scheduler", "cost_ema_alpha"): _LATER,
+    ("scheduler", "cost_ema_alpha"): (
+        "is not a setting: a quicker run is what a program costs from then on, and slower ones move"
+        " that little"
+    ),
     ("scheduler", "dispatch_timeout_seconds"): (
         "was never enforced and is not a setting; clients set a deadline per request"
     ),
-    ("scheduler", "models", "<model>", "weight"): _LATER,
     ("scheduler", "models", "<model>", "pin_to_gpu"): (
         "is not a setting; write scheduler.models.<name>.residency: device"
     ),

@@ -1,15 +1,33 @@
 """The settings of a worker: every key with its type, range, default and meaning.
 
-What lives here: frozen structs and nothing else. What does not: reading them from somewhere
-(`hloserve.config.loading`) and values that depend on the machine (`hloserve.config.resolving`).
+What lives here: frozen structs and nothing else. What does not: the section `scheduler`
+(`hloserve.config.scheduling_schema`), reading them from somewhere (`hloserve.config.loading`) and
+values that depend on the machine (`hloserve.config.resolving`).
 The sentences under the fields are the reference: `docs/configuration.md` is made from them.
 Immutable; any thread.
 """
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
+
+from hloserve.config.scheduling_schema import SchedulerConfig
+from hloserve.config.schema_types import (
+    Fraction,
+    FractionOrNone,
+    MessageBytes,
+    Mode,
+    OptionalPath,
+    Path,
+    Port,
+    PositiveBytes,
+    PositiveSeconds,
+    Reading,
+    Seconds,
+    Section,
+    Text,
+    meta,
+)
 
 __all__ = [
     "AccessConfig",
@@ -19,62 +37,17 @@ __all__ = [
     "HttpConfig",
     "LoggingConfig",
     "MetasConfig",
-    "ModelSchedulerConfig",
-    "Reading",
     "RuntimeConfig",
-    "SchedulerConfig",
     "SharedMemoryConfig",
     "TlsConfig",
     "WorkerConfig",
 ]
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """What a field accepts beyond what its type says.
-
-    Attributes:
-        unit: "bytes", "seconds" or "path": the field also takes text like 512MiB or 30s, or is
-            relative to the file that holds it.
-        later: values that are known but not available in this version.
-        aliases: other spellings of a value.
-        words: what the value is, where its type does not say it.
-    """
-
-    unit: str = ""
-    later: tuple[str, ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    words: str = ""
-
-
-def _meta(reading: Reading, **limits: Any) -> Meta:
-    return Meta(extra={"reading": reading}, **limits)
-
-
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
-PositiveBytes: TypeAlias = Annotated[int, _meta(Reading(unit="bytes"), gt=0, le=2**40)]
-MessageBytes: TypeAlias = Annotated[int, _meta(Reading(unit="bytes"), gt=0, lt=2**31)]
-PositiveSeconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), gt=0, le=86400)]
-Seconds: TypeAlias = Annotated[float, _meta(Reading(unit="seconds"), ge=0, le=86400)]
-BatchSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-FractionOrNone: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Mode: TypeAlias = Annotated[
-    str, _meta(Reading(words='octal digits in quotes, like "660"'), pattern="^0?[0-7]{3}$")
-]
-Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
-Path: TypeAlias = Annotated[str, _meta(Reading(unit="path"), min_length=1, max_length=4096)]
-
-OptionalPath: TypeAlias = Annotated[str, _meta(Reading(unit="path"), max_length=4096)]
-
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A block of the node file."""
-
-
-class RuntimeConfig(_Section, frozen=True, kw_only=True):
+class RuntimeConfig(Section, frozen=True, kw_only=True):
     """The device that the worker runs on."""
 
-    backend: Annotated[Literal["cpu", "cuda"], _meta(Reading(aliases=(("gpu", "cuda"),)))] = "cpu"
+    backend: Annotated[Literal["cpu", "cuda"], meta(Reading(aliases=(("gpu", "cuda"),)))] = "cpu"
     """Kind of device: `cpu`, or `cuda` for an NVIDIA GPU (`gpu` means the same)."""
 
     device_ordinal: Annotated[int, Meta(ge=0, le=1023)] = 0
@@ -150,51 +123,11 @@ class RuntimeConfig(_Section, frozen=True, kw_only=True):
     shared_host_weights_mode: Mode = "660"
     """Permissions of these files, in octal. Whoever may write them decides what models answer."""
 
-    numerics: Annotated[Literal["auto"], _meta(Reading(later=("f32", "tf32")))] = "auto"
+    numerics: Annotated[Literal["auto"], meta(Reading(later=("f32", "tf32")))] = "auto"
     """Precision of float32 products on a GPU; `auto` leaves it to XLA."""
 
 
-class ModelSchedulerConfig(_Section, frozen=True, kw_only=True):
-    """How the requests of one model are scheduled."""
-
-    max_batch_size: BatchSize | None = None
-    """Most rows to coalesce into one batch of this model. Unset means the largest compiled size."""
-
-    residency: (
-        Annotated[
-            Literal["unpinned", "system", "device"],
-            _meta(Reading(aliases=(("pinned_system", "system"), ("pinned_device", "device")))),
-        ]
-        | None
-    ) = None
-    """The least to keep of this model's weights, where there is a budget: nothing (`unpinned`), a
-    copy in the memory of the host (`system`), or the weights on the device (`device`), which are
-    then never evicted and count before the budget. Unset means `system` on an accelerator, and on
-    the CPU, where such a copy would be all that an eviction gives back, `unpinned`."""
-
-    batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1, max_length=256)] | None = None
-    """Batch sizes to compile: some of those that the bundle has programs for, or any that the
-    program allows when its batch axis is open. Unset means those that the bundle lists."""
-
-
-class SchedulerConfig(_Section, frozen=True, kw_only=True):
-    """The queues in front of the device."""
-
-    discipline: Annotated[Literal["fifo"], _meta(Reading(later=("fair", "edf")))] = "fifo"
-    """How the next model is chosen: `fifo` serves the model whose oldest request waits longest."""
-
-    max_queue_depth: Annotated[int, Meta(gt=0, le=2**31 - 1)] = 1024
-    """Most requests that wait for one model; one more is answered RESOURCE_EXHAUSTED (429)."""
-
-    compaction_interval: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """After this many loads of weights onto an accelerator, take all that are not pinned off it, so
-    that its free memory is in one piece again. 0 does so only when something found no room."""
-
-    models: dict[str, ModelSchedulerConfig] = {}
-    """Settings for single models, by served name."""
-
-
-class EndpointsConfig(_Section, frozen=True, kw_only=True):
+class EndpointsConfig(Section, frozen=True, kw_only=True):
     """Where the worker listens. Port 0 lets the system pick; `--ports-file` tells which."""
 
     host: Text = "127.0.0.1"
@@ -218,7 +151,7 @@ class EndpointsConfig(_Section, frozen=True, kw_only=True):
     (429). 0 is no limit. Health and metadata calls are not counted."""
 
 
-class TlsConfig(_Section, frozen=True, kw_only=True):
+class TlsConfig(Section, frozen=True, kw_only=True):
     """TLS, on all ports or on none. Files are PEM, and read again when they change."""
 
     certificate: OptionalPath = ""
@@ -241,7 +174,7 @@ class TlsConfig(_Section, frozen=True, kw_only=True):
     """Oldest version of TLS that clients may speak."""
 
 
-class AccessConfig(_Section, frozen=True, kw_only=True):
+class AccessConfig(Section, frozen=True, kw_only=True):
     """Who may call."""
 
     tokens_file: OptionalPath = ""
@@ -249,7 +182,7 @@ class AccessConfig(_Section, frozen=True, kw_only=True):
     again when it changes. Empty: calls need no token."""
 
 
-class GrpcConfig(_Section, frozen=True, kw_only=True):
+class GrpcConfig(Section, frozen=True, kw_only=True):
     """Limits of the gRPC service."""
 
     max_recv_msg_bytes: MessageBytes = 512 * 2**20
@@ -259,7 +192,7 @@ class GrpcConfig(_Section, frozen=True, kw_only=True):
     """Largest response message. A larger one fails its request."""
 
 
-class HttpConfig(_Section, frozen=True, kw_only=True):
+class HttpConfig(Section, frozen=True, kw_only=True):
     """Limits of the REST and admin endpoints."""
 
     max_body_bytes: MessageBytes = 512 * 2**20
@@ -275,7 +208,7 @@ class HttpConfig(_Section, frozen=True, kw_only=True):
     """How long a connection without a request is kept open."""
 
 
-class SharedMemoryConfig(_Section, frozen=True, kw_only=True):
+class SharedMemoryConfig(Section, frozen=True, kw_only=True):
     """System shared memory: tensors that clients on the same machine leave in memory of theirs."""
 
     enabled: bool = False
@@ -288,7 +221,7 @@ class SharedMemoryConfig(_Section, frozen=True, kw_only=True):
     is answered RESOURCE_EXHAUSTED (429). A small message can ask for a large copy."""
 
 
-class HooksConfig(_Section, frozen=True, kw_only=True):
+class HooksConfig(Section, frozen=True, kw_only=True):
     """The threads that run `preprocess` and `postprocess` of `model.py`."""
 
     threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
@@ -299,14 +232,14 @@ class HooksConfig(_Section, frozen=True, kw_only=True):
     bundle, so that it does not hold up the others."""
 
 
-class MetasConfig(_Section, frozen=True, kw_only=True):
+class MetasConfig(Section, frozen=True, kw_only=True):
     """Meta models: bundles whose `run` calls other models of this worker."""
 
     concurrency: Annotated[int, Meta(ge=1, le=256)] = 2
     """Most requests to meta models that run at once, over all of them; more wait for their turn,
     until their deadline. Those that call no model (`calls: []`) are not counted."""
 
-    scratch_bytes: Annotated[int, _meta(Reading(unit="bytes"), ge=0, le=2**40)] = 2**30
+    scratch_bytes: Annotated[int, meta(Reading(unit="bytes"), ge=0, le=2**40)] = 2**30
     """Size of the block that `call.scratch` cuts its buffers from. The memory is taken when it is
     written first, and kept. 0 gives every request memory of its own."""
 
@@ -319,7 +252,7 @@ class MetasConfig(_Section, frozen=True, kw_only=True):
     none."""
 
 
-class LoggingConfig(_Section, frozen=True, kw_only=True):
+class LoggingConfig(Section, frozen=True, kw_only=True):
     """The log on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -330,7 +263,7 @@ class LoggingConfig(_Section, frozen=True, kw_only=True):
     and JSON elsewhere."""
 
 
-class WorkerConfig(_Section, frozen=True, kw_only=True):
+class WorkerConfig(Section, frozen=True, kw_only=True):
     """One worker process, which serves one device."""
 
     model_dirs: tuple[Path, ...] = ()

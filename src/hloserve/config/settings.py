@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from hloserve.config.schema import Reading, WorkerConfig
+from hloserve.config.schema import WorkerConfig
+from hloserve.config.schema_types import Reading
 from hloserve.core.units import parse_bytes, parse_duration
 
 __all__ = [

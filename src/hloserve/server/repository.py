@@ -239,6 +239,7 @@ class Repository:
         for new, bundle in found.items():
             assert bundle is not None, "a rename has a target"
             self._applied[new] = Applied(bundle, True)
+            self._scheduler.renamed(self._registry.get(new).device)
         self._events.models_renamed(owners)
 
     def _start(self, name: str, found: Found) -> None:

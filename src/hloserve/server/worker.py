@@ -34,8 +34,7 @@ from hloserve.core.logging import configure, log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.programs.program_probe import ProgramProbe
-from hloserve.engine.scheduling.discipline import Fifo
-from hloserve.engine.scheduling.scheduler import Scheduler
+from hloserve.engine.scheduling.building import build_scheduler
 from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Look
@@ -172,7 +171,7 @@ class Worker:
         cpus = len(os.sched_getaffinity(0))
         self.registry = Registry()
         self.request_metrics = RequestMetrics()
-        self._scheduler = Scheduler(self._clock, Fifo(), self.config.scheduler.max_queue_depth)
+        self._scheduler = build_scheduler(config.scheduler, self._clock)
         hook_threads = resolve_hook_threads(config.hooks, cpus=cpus).value
         self._hook_threads = TaskThreads(hook_threads, post)
         self._meta_threads = build_meta_threads(config.metas, hook_threads, post)

@@ -151,8 +151,6 @@ def test_whole_number_is_good_for_a_fraction() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("scheduler.discipline", "fair"),
-        ("scheduler.discipline", "edf"),
         ("runtime.numerics", "tf32"),
         ("runtime.numerics", "f32"),
     ],

@@ -32,7 +32,8 @@ from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.scheduling.discipline import Discipline
-from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest, build_requests
+from hloserve.engine.scheduling.model_queue import ModelQueue
+from hloserve.engine.scheduling.queued_request import QueuedRequest, build_requests
 from hloserve.engine.scheduling.scheduler import Scheduler
 
 

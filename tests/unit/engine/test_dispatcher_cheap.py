@@ -16,7 +16,8 @@ from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.dispatcher import CHEAP_NS
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.scheduling.discipline import Discipline
-from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest
+from hloserve.engine.scheduling.model_queue import ModelQueue
+from hloserve.engine.scheduling.queued_request import QueuedRequest
 from hloserve.engine.statistics import ModelStatistics
 
 _LOOP = threading.main_thread().name  # the test plays the loop

@@ -1,13 +1,13 @@
 """The reference pages."""
 
-from hloserve.config import schema
+from hloserve.config import scheduling_schema, schema
 from hloserve.config.settings import SETTINGS, environment_name
 from tools.make_reference import PAGES, configuration, field_docs, section_class
 
 
 def test_every_setting_has_a_sentence() -> None:
     """Each setting is documented under its field, in whole sentences."""
-    docs = field_docs(schema)
+    docs = field_docs(schema, scheduling_schema)
     for path in SETTINGS:
         doc = docs[f"{section_class(path[:-1]).__name__}.{path[-1]}"]
         assert doc.endswith("."), f"{path}: {doc}"

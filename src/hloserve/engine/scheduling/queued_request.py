@@ -1,14 +1,11 @@
-"""A request on its way to the device, and the queue it stands in.
+"""A request on its way to the device.
 
-What lives here: `QueuedRequest`, which is also the ticket its caller awaits, how requests are built
-and settled, and `ModelQueue`. What does not: the order of models
-(`hloserve.engine.scheduling.discipline`) and the lock that guards the queues
-(`hloserve.engine.scheduling.scheduler`).
+What lives here: `QueuedRequest`, which is also the ticket its caller awaits, and how requests are
+built and settled. What does not: the queue in which they stand
+(`hloserve.engine.scheduling.model_queue`).
 """
 
 import logging
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,7 +23,6 @@ from hloserve.engine.scheduling.batching import MOST_PARTS, smallest_fitting
 
 __all__ = [
     "PRIORITY_STEP_NS",
-    "ModelQueue",
     "Outcome",
     "QueuedRequest",
     "ShiftedRequest",
@@ -117,7 +113,7 @@ def build_requests(
         model: whose program runs.
         inputs: prepared, in executable order; names, dtypes and ranks already checked.
         deadline_ns: monotonic instant; `NEVER_NS` for none.
-        priority: smaller ones go first; see `ModelQueue`.
+        priority: smaller ones go first; see `hloserve.engine.scheduling.model_queue`.
 
     Raises:
         TensorMismatch: the inputs disagree about their rows.
@@ -173,45 +169,3 @@ def deliver(requests: Sequence[QueuedRequest], outcomes: Sequence[Outcome]) -> N
             log_event(
                 log, "reply_failed", level=logging.ERROR, error=error, model=request.model.name
             )
-
-
-class ModelQueue:
-    """Requests that wait for one model, in the order of their turns.
-
-    A request's turn is that of its arrival, moved by `PRIORITY_STEP_NS` for each step between its
-    priority and the usual one. So a smaller priority passes a larger one, unless that has waited
-    so much longer; among equals who came first goes first; and nobody is passed for ever: from some
-    time after its arrival on, nothing that comes is put before a request.
-
-    Attributes:
-        requests: in that order.
-        last_rank_ns: turns after this instant are those of requests of no priority that come from
-            now on, so they go to the end.
-        weight: the model's share of the device, relative to the others.
-
-    Threading: guarded by the scheduler's lock.
-    """
-
-    __slots__ = ("last_rank_ns", "model", "requests", "weight")
-
-    def __init__(self, model: DeviceModel) -> None:
-        self.model = model
-        self.requests: deque[QueuedRequest] = deque()
-        self.last_rank_ns = 0
-        self.weight = 1.0
-
-    def insert(self, requests: Sequence[QueuedRequest], first: int = 0) -> None:
-        """Queue the parts of one request at their place, which is not before place `first`."""
-        rank_ns = _rank_ns(requests[0])
-        self.place(requests, bisect_right(self.requests, rank_ns, first, key=_rank_ns))
-        self.last_rank_ns = max(self.last_rank_ns, rank_ns)
-
-    def place(self, requests: Sequence[QueuedRequest], place: int) -> None:
-        """Queue the parts of one request at that place, whatever their turn."""
-        for offset, request in enumerate(requests):
-            self.requests.insert(place + offset, request)
-
-
-def _rank_ns(request: QueuedRequest) -> int:
-    """The instant of a request's turn; requests are served in the order of theirs."""
-    return request.enqueued_ns + request.shift_ns

@@ -13,10 +13,12 @@ Rules.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hloserve.core.errors import ModelNotFound, QueueFull
+from hloserve.core.requests import NEVER_NS
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.scheduling.discipline import Discipline
-from hloserve.engine.scheduling.dispatch import Dispatch, take_batch
-from hloserve.engine.scheduling.queued_request import ModelQueue, QueuedRequest
+from hloserve.engine.scheduling.dispatch import Dispatch, Runway, take_batch
+from hloserve.engine.scheduling.model_queue import ModelPolicy, ModelQueue
+from hloserve.engine.scheduling.queued_request import QueuedRequest
 
 __all__ = ["Queues"]
 
@@ -27,36 +29,34 @@ class Queues:
     Args:
         discipline: picks the next model.
         max_depth: most requests that wait per model.
-        weights: shares of the device by served name, 1 for who is not named.
+        policies: what operators set, by served name.
+        weighs_costs: padded batches are taken when they are known to be cheaper.
         withdraw: what a request calls when it is cancelled while it waits.
 
     Attributes:
         waiting: the queues that are not empty.
+        is_patient: batches may be held back until they are full.
+        sheds_hopeless: requests that would end too late are not run.
 
     Threading: guarded by the scheduler's lock.
     """
-
-    __slots__ = (
-        "_committed",
-        "_discipline",
-        "_max_depth",
-        "_of",
-        "_weights",
-        "_withdraw",
-        "waiting",
-    )
 
     def __init__(
         self,
         discipline: Discipline,
         max_depth: int,
-        weights: Mapping[str, float],
+        policies: Mapping[str, ModelPolicy],
         withdraw: Callable[[QueuedRequest], None],
+        *,
+        weighs_costs: bool,
     ) -> None:
         self._discipline = discipline
         self._max_depth = max_depth
-        self._weights = dict(weights)
+        self._policies = dict(policies)
         self._withdraw = withdraw
+        self._weighs_costs = weighs_costs
+        self.sheds_hopeless = discipline.sheds_hopeless
+        self.is_patient = any(policy.max_delay_ns for policy in policies.values())
         self._of: dict[DeviceModel, ModelQueue] = {}
         self.waiting: dict[DeviceModel, ModelQueue] = {}
         self._committed: dict[QueuedRequest, None] = {}  # of all queues, in order of arrival
@@ -64,8 +64,12 @@ class Queues:
     def open(self, model: DeviceModel) -> None:
         """Give a model a queue."""
         assert model not in self._of, f"model {model.name!r} is already scheduled"
-        queue = self._of[model] = ModelQueue(model)
-        queue.weight = self._weights.get(model.name, 1.0)
+        queue = self._of[model] = ModelQueue(model, self._policy(model))
+        queue.weighs_costs = self._weighs_costs
+        self._discipline.joined(queue)
+
+    def _policy(self, model: DeviceModel) -> ModelPolicy:
+        return self._policies.get(model.name) or ModelPolicy()
 
     def close(self, model: DeviceModel) -> list[QueuedRequest]:
         """Take a model's queue away, if it has one; returns who waited in it."""
@@ -73,6 +77,7 @@ class Queues:
         if queue is None:
             return []
         self.waiting.pop(model, None)
+        self._discipline.left(queue)
         self._forget(queue.requests)
         return list(queue.requests)
 
@@ -81,6 +86,7 @@ class Queues:
         orphans = [request for queue in self.waiting.values() for request in queue.requests]
         for queue in self.waiting.values():
             queue.requests.clear()
+            queue.emptied()
         self.waiting.clear()
         self._committed.clear()
         return orphans
@@ -92,18 +98,24 @@ class Queues:
 
     def weight(self, model: DeviceModel) -> float:
         """A model's share of the device, relative to the others. Any thread."""
-        queue = self._of.get(model)
-        return queue.weight if queue is not None else self._weights.get(model.name, 1.0)
+        return self._policy(model).weight
 
     def set_weight(self, model: DeviceModel, weight: float) -> None:
         """Change a model's share, also for later generations of the same name."""
-        self._weights[model.name] = weight
+        self._policies[model.name] = self._policy(model)._replace(weight=weight)
+        self.apply_policy(model)
+
+    def apply_policy(self, model: DeviceModel) -> None:
+        """Let what was set for a model's present name hold from now on."""
         queue = self._of.get(model)
         if queue is not None:
-            queue.weight = weight
+            queue.policy = self._policy(model)
+            self._discipline.joined(queue)
 
-    def put(self, requests: Sequence[QueuedRequest], now_ns: int, *, is_committed: bool) -> None:
-        """Queue the parts of one request, all or, on an error, none.
+    def put(
+        self, requests: Sequence[QueuedRequest], now_ns: int, *, is_committed: bool
+    ) -> ModelQueue:
+        """Queue the parts of one request, all or, on an error, none; returns their queue.
 
         Raises:
             ModelNotFound: the model has no queue.
@@ -133,6 +145,7 @@ class Queues:
             queue.requests.extend(requests)
         if not depth:
             self.waiting[model] = queue
+        return queue
 
     def _committed_in_front(self, queue: ModelQueue) -> int:
         committed = self._committed
@@ -143,7 +156,7 @@ class Queues:
 
     def remove(self, request: QueuedRequest) -> None:
         """Take a request out of its queue; ignored when it has left it already."""
-        self._forget((request,))
+        self._committed.pop(request, None)
         queue = self.waiting.get(request.model)
         if queue is None:
             return
@@ -152,30 +165,69 @@ class Queues:
         except ValueError:
             return
         if not queue.requests:
+            queue.emptied()
             del self.waiting[request.model]
 
-    def pick(self, now_ns: int) -> DeviceModel:
-        """Whose batch is next; somebody waits. Changes nothing."""
+    def pick(self, now_ns: int) -> DeviceModel | None:
+        """Whose batch is next, None when all who wait are held back; somebody waits."""
         for request in self._committed:
             if not request.is_cancelled:  # else it may have left its queue already
                 return request.model
-        return self._discipline.pick(self.waiting, now_ns)
+        waiting = self.waiting
+        if self.is_patient:
+            waiting = {m: q for m, q in waiting.items() if q.held_until_ns() <= now_ns}
+            if not waiting:
+                return None
+        return self._discipline.pick(waiting, now_ns)
 
-    def take(self, now_ns: int) -> Dispatch:
-        """Take the next batch; somebody waits.
+    def upcoming(self, now_ns: int) -> DeviceModel | None:
+        """Whose batch is next, also when it is held back; None when nobody waits."""
+        if not self.waiting:
+            return None
+        return self.pick(now_ns) or min(self.waiting.values(), key=ModelQueue.held_until_ns).model
+
+    def due_ns(self) -> int:
+        """When the first of those who are held back will have waited enough; else `NEVER_NS`."""
+        if not self.is_patient:
+            return NEVER_NS
+        return min((queue.held_until_ns() for queue in self.waiting.values()), default=NEVER_NS)
+
+    def take(self, now_ns: int, start_ns: int) -> Dispatch | None:
+        """Take the next batch, None when all who wait are held back; somebody waits.
 
         It may be of nobody, when all who waited there had cancelled.
+
+        Args:
+            now_ns: the instant.
+            start_ns: when the device is free for it.
         """
         model = self.pick(now_ns)
+        if model is None:
+            return None
         queue = self.waiting[model]
-        dispatch = take_batch(queue, now_ns)
-        self._forget(dispatch.requests)
-        self._forget(dispatch.expired)
+        runway = Runway(start_ns, self._committed) if self.sheds_hopeless else None
+        dispatch = take_batch(queue, now_ns, runway)
+        queue.served_ns = now_ns
+        if self._committed:
+            self._forget(dispatch.requests)
+            self._forget(dispatch.expired)
         if not queue.requests:
+            queue.emptied()
             del self.waiting[model]
         return dispatch
 
+    def charge(self, dispatch: Dispatch) -> None:
+        """Tell the discipline what a dispatch has taken of the device, which has ended."""
+        if not self._discipline.is_charged:
+            return
+        queue = self._of.get(dispatch.model)
+        if queue is None:
+            return
+        spent_ns = dispatch.model.statistics.compute_ns
+        used_ns, queue.charged_ns = spent_ns - queue.charged_ns, spent_ns
+        if used_ns > 0:
+            self._discipline.charge(queue, used_ns, dispatch.started_ns + used_ns)
+
     def _forget(self, requests: Iterable[QueuedRequest]) -> None:
-        if self._committed:
-            for request in requests:
-                self._committed.pop(request, None)
+        for request in requests:
+            self._committed.pop(request, None)

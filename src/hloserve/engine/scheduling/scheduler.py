@@ -29,13 +29,17 @@ from typing import Any, TypeVar
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import ModelNotFound, ShuttingDown
+from hloserve.core.requests import NEVER_NS
 from hloserve.core.tickets import Ticket
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.scheduling.commands import Command, run_commands
 from hloserve.engine.scheduling.discipline import Discipline
 from hloserve.engine.scheduling.dispatch import Dispatch
+from hloserve.engine.scheduling.in_flight import InFlight
+from hloserve.engine.scheduling.model_queue import ModelPolicy
 from hloserve.engine.scheduling.queued_request import QueuedRequest, deliver
 from hloserve.engine.scheduling.queues import Queues
+from hloserve.engine.scheduling.sleep import Sleep
 
 __all__ = ["Scheduler"]
 
@@ -55,7 +59,8 @@ class Scheduler:
         clock: tells when requests came and whether they are late.
         discipline: picks the next model.
         max_queue_depth: most requests that wait per model.
-        weights: shares of the device by served name, 1 for who is not named.
+        policies: what operators set for models, by served name.
+        weighs_costs: padded batches are taken when they are known to be cheaper.
     """
 
     def __init__(
@@ -63,16 +68,18 @@ class Scheduler:
         clock: Clock,
         discipline: Discipline,
         max_queue_depth: int,
-        weights: Mapping[str, float] | None = None,
+        policies: Mapping[str, ModelPolicy] | None = None,
+        *,
+        weighs_costs: bool = True,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._is_thread_waiting = False
+        self._sleep = Sleep(self._lock, clock)  # of the dispatch thread
         self._phase = _Phase.OPEN
-        self._queues = Queues(discipline, max_queue_depth, weights or {}, self.withdraw)
-        self._running: list[Dispatch] = []
-        self._on_idle: dict[DeviceModel, Callable[[], object]] = {}
+        self._queues = Queues(
+            discipline, max_queue_depth, policies or {}, self.withdraw, weighs_costs=weighs_costs
+        )
+        self._running = InFlight()
         self._commands: list[Command[Any]] = []
         self._post: Callable[..., object] | None = None
         self._dispatch_thread = 0
@@ -118,9 +125,9 @@ class Scheduler:
         """
         with self._lock:
             orphans = self._queues.close(model)
-            is_running = self._is_running(model)
+            is_running = self._running.has(model)
             if is_running and on_idle is not None:
-                self._on_idle[model] = on_idle
+                self._running.when_idle(model, on_idle)
         deliver(orphans, [ModelNotFound(model.name) for _ in orphans])
         if on_idle is not None and not is_running:
             on_idle()
@@ -146,11 +153,15 @@ class Scheduler:
         with self._lock:
             if self._phase is not _Phase.OPEN:
                 raise ShuttingDown
-            self._queues.put(requests, now_ns, is_committed=is_committed)
-            if not self._is_thread_waiting or self._is_announced:
+            queue = self._queues.put(requests, now_ns, is_committed=is_committed)
+            if not self._sleep.is_on or self._is_announced:
                 return
+            if queue.policy.max_delay_ns and not is_committed:
+                until_ns = queue.held_until_ns()
+                if now_ns < until_ns and self._sleep.until_ns <= until_ns:
+                    return  # held back, and the dispatch thread will see to it by itself
             if self._on_work is None:
-                self._wake()
+                self._sleep.end()
                 return
             self._is_announced = True
         self._on_work()
@@ -174,15 +185,10 @@ class Scheduler:
             is_open = self._phase is _Phase.OPEN
             if is_open:
                 self._commands.append(command)
-                if self._is_thread_waiting:
-                    self._wake()
+                self._sleep.end()
         if not is_open:
             command.fail(ShuttingDown())
         return command
-
-    def _wake(self) -> None:
-        self._is_thread_waiting = False
-        self._work.notify()
 
     def take_cheap(
         self, budget_ns: int, is_resident: Callable[[DeviceModel], bool] | None = None
@@ -202,17 +208,19 @@ class Scheduler:
         """
         with self._lock:
             self._is_announced = False
-            if not self._is_thread_waiting or self._phase is _Phase.STOPPED:
+            if not self._sleep.is_on or self._phase is _Phase.STOPPED:
                 return None
             dispatch = self._take()
             if dispatch is None:
+                if self._queues.due_ns() < self._sleep.until_ns:
+                    self._sleep.end()  # it sees when the batches are due that are held back
                 return None
             if dispatch.cost_ns <= budget_ns and (
                 is_resident is None or is_resident(dispatch.model)
             ):
                 return dispatch
             self._handed = dispatch
-            self._wake()
+            self._sleep.end()
             return None
 
     def end_cheap(self, dispatch: Dispatch) -> None:
@@ -222,7 +230,7 @@ class Scheduler:
         """
         with self._lock:
             self._end(dispatch)
-            if not self._is_thread_waiting:
+            if not self._sleep.is_on:
                 return  # a caller that it answered woke the thread, which takes what waits
             if not self._queues.waiting or self._is_announced:
                 return
@@ -247,11 +255,7 @@ class Scheduler:
         return self._queues.weight(model)
 
     def set_weight(self, model: DeviceModel, weight: float) -> None:
-        """Change a model's share from the next choice on, also for later generations of its name.
-
-        Args:
-            model: scheduled or not.
-            weight: greater than 0; 1 is usual.
+        """Change a model's share, which is more than 0, also for later generations of its name.
 
         Threading: loop thread.
         """
@@ -259,23 +263,28 @@ class Scheduler:
         with self._lock:
             self._queues.set_weight(model, weight)
 
+    def renamed(self, model: DeviceModel) -> None:
+        """Let what operators set for a model's new name hold. Threading: loop thread."""
+        with self._lock:
+            self._queues.apply_policy(model)
+
     @property
     def in_flight(self) -> int:
         """Requests that wait or run, over all models. Any thread."""
         with self._lock:
-            running = sum(len(dispatch.requests) for dispatch in self._running)
-            return running + sum(len(q.requests) for q in self._queues.waiting.values())
+            waiting = sum(len(queue.requests) for queue in self._queues.waiting.values())
+            return self._running.requests + waiting
 
     def wake(self) -> None:
         """Let the dispatch thread take what waits, cheap or not. Threading: loop thread."""
         with self._lock:
-            self._wake()
+            self._sleep.end()
 
     @property
     def is_thread_waiting(self) -> bool:
         """True while the dispatch thread sleeps, so that the loop may run batches. Any thread."""
         with self._lock:
-            return self._is_thread_waiting
+            return self._sleep.is_on
 
     def drain(self) -> None:
         """Accept nothing new; what is queued still runs, then `next_dispatch` gives None.
@@ -311,14 +320,15 @@ class Scheduler:
     def _close(self, phase: _Phase) -> None:
         if self._phase is not _Phase.STOPPED:
             self._phase = phase
-        self._wake()
+        self._queues.is_patient = False
+        self._sleep.end()
 
     def next_dispatch(self) -> Dispatch | None:
         """Wait for work and take it; None when there is none and there will be none.
 
-        Runs the commands that wait, before anything else: so have no batch in flight.
+        Runs the commands that wait, before anything else: so have no batch in flight. Blocks.
 
-        Threading: the dispatch thread, always the same one; blocks.
+        Threading: the dispatch thread, always the same one.
         """
         self._check_thread()
         while True:
@@ -331,9 +341,8 @@ class Scheduler:
             run_commands(commands, self._post)
 
     def _check_thread(self) -> None:
-        thread = threading.get_ident()
-        assert self._dispatch_thread in (0, thread), "batches are taken by two threads"
-        self._dispatch_thread = thread
+        thread = self._dispatch_thread = self._dispatch_thread or threading.get_ident()
+        assert thread == threading.get_ident(), "batches are taken by two threads"
 
     def _wait_for_work(self) -> Dispatch | None:
         """The next batch; None when commands wait, or when there is nothing and will be nothing."""
@@ -343,35 +352,32 @@ class Scheduler:
                 return dispatch
             if self._phase is not _Phase.OPEN:
                 return None
-            self._is_thread_waiting = True
-            self._work.wait()
+            self._sleep.begin(self._due_ns)
         return None
+
+    def _due_ns(self) -> int:
+        """When the thread must look again at what is held back.
+
+        While the loop runs a cheap batch the device is its own, and it comes for more after it.
+        """
+        return NEVER_NS if self._running.dispatches else self._queues.due_ns()
 
     def poll_dispatch(self) -> Dispatch | None:
         """Take the next batch while another one is in flight; None when nothing should be taken.
 
-        That is when nobody waits, when commands do, and after `stop`: end what is in flight and
-        call `next_dispatch`.
-
-        Threading: dispatch thread; never blocks.
+        Then end what is in flight and call `next_dispatch`. Threading: dispatch thread; at once.
         """
         self._check_thread()
         with self._lock:
             return None if self._commands else self._take()
 
     def upcoming(self) -> DeviceModel | None:
-        """Whose batch would be taken now, None when nobody waits. Changes nothing.
-
-        Threading: dispatch thread.
-        """
+        """Whose batch would be taken now, None when nobody waits. Threading: dispatch thread."""
         with self._lock:
-            return self._queues.pick(self._clock.now_ns()) if self._queues.waiting else None
+            return self._queues.upcoming(self._clock.now_ns())
 
     def end(self, dispatch: Dispatch) -> None:
-        """Say that a batch of `next_dispatch` or `poll_dispatch` has ended, whatever became of it.
-
-        Threading: dispatch thread.
-        """
+        """Say that a batch has ended, whatever became of it. Threading: dispatch thread."""
         with self._lock:
             self._end(dispatch)
 
@@ -379,18 +385,16 @@ class Scheduler:
         """The next batch, from now on in flight; None when there is none or the end has come."""
         queues = self._queues
         while queues.waiting and self._phase is not _Phase.STOPPED:
-            dispatch = queues.take(self._clock.now_ns())
+            now_ns = self._clock.now_ns()
+            start_ns = self._running.free_ns(now_ns) if queues.sheds_hopeless else now_ns
+            dispatch = queues.take(now_ns, start_ns)
+            if dispatch is None:
+                return None
             if dispatch.requests or dispatch.expired:
-                self._running.append(dispatch)
+                self._running.dispatches.append(dispatch)
                 return dispatch
         return None
 
     def _end(self, dispatch: Dispatch) -> None:
-        """Note that a batch is no longer in flight, and tell who waited for that."""
-        self._running.remove(dispatch)
-        model = dispatch.model
-        if model in self._on_idle and not self._is_running(model):
-            self._on_idle.pop(model)()
-
-    def _is_running(self, model: DeviceModel) -> bool:
-        return any(dispatch.model is model for dispatch in self._running)
+        self._running.end(dispatch)
+        self._queues.charge(dispatch)

@@ -5,7 +5,7 @@ from support.engine_models import build_model, dummy
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.scheduling.discipline import Fifo
-from hloserve.engine.scheduling.queued_request import ModelQueue
+from hloserve.engine.scheduling.model_queue import ModelQueue
 
 
 def _queue(model: DeviceModel, *enqueued_ns: int) -> ModelQueue:
