@@ -307,7 +307,7 @@ class WeightCache(DeviceWeights):
             entry = self._entries.get(model)
             if entry is None or entry.place is not Place.ABSENT or entry.is_pinned:
                 return False
-            if entry.nbytes > self._set.free_bytes:
+            if self._set.counted_bytes + entry.nbytes > self._set.budget.on_demand_bytes:
                 return False
         try:
             return self._moves.bring(entry, Why.AHEAD)
