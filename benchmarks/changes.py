@@ -43,7 +43,7 @@ def cold_and_warm(bundle: Path, rounds: int) -> dict[str, float]:
             options = LoadOptions(cache=ExecutableCache(Path(directory), 1 << 34))
             for seconds in (cold_s, warm_s):
                 started = time.perf_counter()
-                load_model(bundle, backend, options).free(backend)
+                load_model(bundle, backend, options).free()
                 seconds.append(time.perf_counter() - started)
     cold, warm = statistics.median(cold_s), statistics.median(warm_s)
     return {"cold_s": cold, "warm_s": warm, "times_quicker": cold / warm}

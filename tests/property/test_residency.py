@@ -76,7 +76,7 @@ class Residency(RuleBasedStateMachine):
             with self.shelf.cache.borrow(model):
                 self.stays_within_budget()
 
-    @precondition(lambda self: set(self.models) - set(self.leases))
+    @precondition(lambda self: bool(set(self.models) - set(self.leases)))
     @rule(number=st.integers(0, 99))
     def discard(self, number: int) -> None:
         idle = [model for model in self.models if model not in self.leases]

@@ -58,6 +58,10 @@ class Heard(RepositoryEvents):
         self.events.append(f"removed {name}")
 
     @override
+    def sub_model_missing(self, meta: str, model: str, reason: str) -> None:
+        self.events.append(f"{meta} lacks {model}: {reason}")
+
+    @override
     def startup_done(self, loaded: int, failed: int) -> None:
         self.events.append(f"started {loaded}, failed {failed}")
 
@@ -157,4 +161,4 @@ def repository_under_test(
     finally:
         made.repository.close()
         for model in made.registry.models():
-            model.free(made.backend)
+            model.free()

@@ -89,7 +89,7 @@ class Services:
         self.hook_threads.close()
         self.meta_threads.close()
         for model in self.registry.models():
-            model.free(self.backend)
+            model.free()
 
 
 @contextmanager

@@ -30,11 +30,13 @@ from hloserve.core.errors import (
     ProgramProblem,
     WeightsProblem,
 )
-from hloserve.engine.arena import HostArena, load_weights
+from hloserve.engine.arena import HostArena
 from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache, compile_cached
 from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
+from hloserve.engine.residency.floors import Floor
+from hloserve.engine.residency.placement import AllOnDevice, WeightsPlacement
 from hloserve.models.hook_file import Hooks, load_hooks, missing_hooks
 from hloserve.models.meta_loader import load_meta
 from hloserve.models.model import Model, metadata_of
@@ -59,6 +61,8 @@ class LoadOptions:
         probe: reads programs before this process does; None trusts the files that far.
         known: programs that are compiled already, by key.
         hook_timeout_s: how long the hook file may run; None for as long as it likes.
+        placement: takes charge of the weights; None has them on the device, for good.
+        floor: the least to keep of the weights; None for what suits the device.
     """
 
     max_batch_size: int | None = None
@@ -68,6 +72,8 @@ class LoadOptions:
     probe: ProgramProbe | None = None
     known: Mapping[str, Executable] = field(default_factory=dict)
     hook_timeout_s: float | None = None
+    placement: WeightsPlacement | None = None
+    floor: Floor | None = None
 
 
 def load_model(
@@ -125,35 +131,27 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
             hears.bundle_warning(manifest.name, warning)
         hears.programs_found(manifest.name, len(planned))
         compiled = _compile(manifest.name, planned, backend, options, hears)
-        arena = _arena_for(weights)
-        buffers = backend.to_device(load_weights(weights, arena))
-        held.callback(backend.free, buffers)
         device = DeviceModel(
             manifest.name,
             manifest.executable_inputs,
             outputs,
             _by_variant(compiled),
-            buffers,
-            options.max_batch_size,
+            max_batch_size=options.max_batch_size,
         )
-        warm_up(device, compiled, backend, options.cache, hears)
-        weights.close()
+        placement = options.placement or AllOnDevice(backend)
+        held.callback(placement.discard, device)
+        placement.admit(device, weights, options.floor)
+        warm_up(device, compiled, backend, placement, options.cache, hears)
         held.pop_all()  # the model owns them now
-    model = _assemble(bundle, manifest, device, hooks, arena, backend.platform, tuple(warnings))
+    model = _assemble(bundle, manifest, device, hooks, backend.platform, tuple(warnings))
     return replace(
         model,
+        weight_bytes=HostArena.needed_bytes(tensor.nbytes for tensor in weights.arguments),
+        placement=placement,
         restored_programs=sum(made.is_restored for made in compiled.values()),
         compiled={made.key: made.executable for made in compiled.values()},
         labels=labels,
     )
-
-
-def _arena_for(weights: WeightsFile) -> HostArena:
-    try:
-        return HostArena(HostArena.needed_bytes(tensor.nbytes for tensor in weights.arguments))
-    except OSError as error:
-        reason = f"the host has no room for {weights.nbytes} bytes of weights: {error.strerror}"
-        raise WeightsProblem(weights.path, reason) from error
 
 
 def _assemble(
@@ -161,7 +159,6 @@ def _assemble(
     manifest: Manifest,
     device: DeviceModel,
     hooks: Hooks | None,
-    arena: HostArena,
     platform: str,
     warnings: tuple[str, ...],
 ) -> Model:
@@ -179,7 +176,6 @@ def _assemble(
         metadata=metadata_of(
             manifest.name, platform, manifest.inputs, client_outputs, device.batch_sizes
         ),
-        arena=arena,
         warnings=warnings,
     )
 

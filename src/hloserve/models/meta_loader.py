@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hloserve.bundle.labels import load_labels
 from hloserve.bundle.manifest import Manifest
-from hloserve.engine.arena import HostArena
 from hloserve.engine.device_model import DeviceModel
 from hloserve.models.hook_file import load_meta_hook
 from hloserve.models.model import Model, metadata_of
@@ -42,7 +41,6 @@ def load_meta(
         hooks=load_meta_hook(bundle, manifest.name, hook_timeout_s),
         device=DeviceModel(manifest.name, (), (), {}),
         metadata=metadata_of(manifest.name, platform, manifest.inputs, manifest.outputs),
-        arena=HostArena(0),
         warnings=manifest.warnings,
         labels=labels,
     )

@@ -13,9 +13,9 @@ from hloserve.bundle.labels import Labels
 from hloserve.bundle.manifest import Manifest
 from hloserve.core.requests import ModelMetadata, TensorMetadata
 from hloserve.core.tensors import Array, Tensors, TensorSpec
-from hloserve.engine.arena import HostArena
-from hloserve.engine.backend import Backend, Executable
+from hloserve.engine.backend import Executable
 from hloserve.engine.device_model import DeviceModel
+from hloserve.engine.residency.placement import WeightsPlacement
 from hloserve.models.hook_file import Hooks
 from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
 
@@ -71,7 +71,8 @@ class Model:
         hooks: None when the bundle has no hook file.
         device: programs and weights.
         metadata: V2 metadata, made once.
-        arena: host memory of the weights; on CPU the device's buffers lie in it.
+        weight_bytes: what the weights take on the device.
+        placement: has charge of the weights; None for a model without a program.
         warnings: what was ignored at load, one sentence each.
         labels: names of classes, by output.
         restored_programs: how many were not compiled, but came from the cache or an older model.
@@ -93,7 +94,8 @@ class Model:
     hooks: Hooks | None
     device: DeviceModel
     metadata: ModelMetadata
-    arena: HostArena = field(repr=False)
+    weight_bytes: int = 0
+    placement: WeightsPlacement | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = ()
     labels: Labels = field(default_factory=dict, repr=False)
     restored_programs: int = 0
@@ -176,14 +178,13 @@ class Model:
         manifest = replace(self.manifest, name=name)
         return replace(self, name=name, bundle=bundle, metadata=metadata, manifest=manifest)
 
-    def free(self, backend: Backend) -> None:
-        """Give device memory and the hook module back. The model must be idle. Idempotent.
+    def free(self) -> None:
+        """Give the weights and the hook module back. The model must be idle. Idempotent.
 
-        Threading: dispatch thread, or any thread once nothing is dispatched.
+        Threading: any thread once nothing of it is dispatched.
         """
-        weights = list(self.device.weights)
-        self.device.weights.clear()
-        backend.free(weights)
+        if self.placement is not None:
+            self.placement.discard(self.device)
         if self.hooks is not None:
             self.hooks.close()
 

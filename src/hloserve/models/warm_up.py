@@ -15,6 +15,7 @@ from hloserve.engine.backend import Backend, Buffer, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache
 from hloserve.engine.programs.signature import TensorType
+from hloserve.engine.residency.placement import WeightsPlacement
 from hloserve.models.progress import Progress
 
 __all__ = ["warm_up"]
@@ -31,10 +32,14 @@ def warm_up(
     device: DeviceModel,
     compiled: Mapping[tuple[VariantKey, int], Compiled],
     backend: Backend,
+    placement: WeightsPlacement,
     cache: ExecutableCache | None,
     hears: Progress,
 ) -> None:
     """Run every program on zeros, and note what it costs.
+
+    Weights are borrowed for these runs, and only if there are any: where many models share little
+    memory, a start need not bring them all to the device.
 
     A program that was restored has its cost in the cache, from the load that compiled it. A failure
     is a warning only: zeros may be out of a program's domain.
@@ -43,24 +48,55 @@ def warm_up(
         device: the model; gets the costs.
         compiled: its programs by variant and batch size.
         backend: the device.
+        placement: has the weights.
         cache: has costs and keeps them; None keeps none.
         hears: of failures.
+
+    Raises:
+        WeightsProblem: the weights cannot be read.
+        DeviceMemoryFull, BackendFailed: they cannot be on the device.
     """
-    for (variant, size), made in compiled.items():
-        known_ns = _known_cost_ns(made, cache)
-        kinds = made.executable.signature.inputs[: len(device.inputs)]
-        try:
-            if known_ns is None or known_ns < _DEAR_NS:
-                _run_on_zeros(made.executable, kinds, device.weights, backend)
-            cost_ns = known_ns
-            if cost_ns is None:
-                cost_ns = _quickest_ns(made.executable, kinds, device.weights, backend)
-                if cache is not None and made.key:
-                    cache.write(_cost_key(made.key), _COST.pack(cost_ns))
-        except HloserveError as error:
-            hears.bundle_warning(device.name, f"warm-up at batch size {size} failed: {error}")
+    costs_ns = {place: _known_cost_ns(made, cache) for place, made in compiled.items()}
+    to_run = []
+    for place, cost_ns in costs_ns.items():
+        if cost_ns is None or cost_ns < _DEAR_NS or placement.measures_scratch:
+            to_run.append(place)
         else:
-            device.statistics.learn_cost(variant, size, cost_ns)
+            device.statistics.learn_cost(*place, cost_ns)
+    if not to_run:
+        return
+    with placement.borrow(device) as weights:
+        for variant, size in to_run:
+            made, cost_ns = compiled[variant, size], costs_ns[variant, size]
+            try:
+                if cost_ns is None:
+                    cost_ns = _first_cost_ns(device, made, weights, backend, cache)
+                else:
+                    _run_on_zeros(made.executable, _inputs(device, made), weights, backend)
+            except HloserveError as error:
+                hears.bundle_warning(device.name, f"warm-up at batch size {size} failed: {error}")
+            else:
+                device.statistics.learn_cost(variant, size, cost_ns)
+
+
+def _first_cost_ns(
+    device: DeviceModel,
+    made: Compiled,
+    weights: Sequence[Buffer],
+    backend: Backend,
+    cache: ExecutableCache | None,
+) -> int:
+    """What a program costs that was never run, which is kept for the next start."""
+    inputs = _inputs(device, made)
+    _run_on_zeros(made.executable, inputs, weights, backend)
+    cost_ns = _quickest_ns(made.executable, inputs, weights, backend)
+    if cache is not None and made.key:
+        cache.write(_cost_key(made.key), _COST.pack(cost_ns))
+    return cost_ns
+
+
+def _inputs(device: DeviceModel, made: Compiled) -> Sequence[TensorType]:
+    return made.executable.signature.inputs[: len(device.inputs)]
 
 
 def _cost_key(key: str) -> str:

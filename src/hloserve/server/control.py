@@ -186,7 +186,7 @@ class ModelControl:
             floor=Floor.UNPINNED if weights is None else weights.floor,
             is_on_device=weights is None or weights.is_on_device,
             is_on_host=weights is not None and weights.is_on_host,
-            weight_bytes=model.arena.capacity_bytes if weights is None else weights.weight_bytes,
+            weight_bytes=model.weight_bytes if weights is None else weights.weight_bytes,
             weight=self._scheduler.weight(device),
             queue_depth=self._scheduler.depth(device),
             compute_seconds=counters.compute_ns * 1e-9,

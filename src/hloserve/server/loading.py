@@ -118,7 +118,7 @@ class BundleLoader:
                 raise BundleChanged(f"its files changed while they were read ({error})") from error
             raise
         if take_fingerprint(bundle) != before:
-            model.free(self.backend)
+            model.free()
             raise BundleChanged("its files changed while they were read")
         return Loaded(Found(bundle, before), model, time.monotonic() - started)
 

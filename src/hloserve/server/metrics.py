@@ -291,7 +291,7 @@ def _model_gauges(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]:
         for quantile in (0.5, 0.99):
             wait.add_metric([name, str(quantile)], percentile(waits_ns, quantile) * 1e-9)
         resident.add_metric([name], 1)
-        weights.add_metric([name], model.arena.capacity_bytes)
+        weights.add_metric([name], model.weight_bytes)
         largest.add_metric([name], model.device.effective_max_batch_size)
     yield from (depth, wait, resident, weights, largest)
 

@@ -67,7 +67,7 @@ class ModelEvents(RepositoryEvents):
             sizes=sorted({size for sizes in device.executables.values() for size in sizes}),
             programs=sum(len(sizes) for sizes in device.executables.values()),
             restored=model.restored_programs,
-            weights_bytes=model.arena.capacity_bytes,
+            weights_bytes=model.weight_bytes,
         )
 
     @override
@@ -93,6 +93,13 @@ class ModelEvents(RepositoryEvents):
     def model_removed(self, name: str, reason: str) -> None:
         self.counts["remove"] += 1
         log_event(log, "model_removed", model=name, reason=reason)
+
+    @override
+    def sub_model_missing(self, meta: str, model: str, reason: str) -> None:
+        log_event(
+            log, "sub_model_missing", level=logging.WARNING, model=meta, calls=model, reason=reason,
+            hint="calls to it fail; serve it under that name, or change meta.calls",
+        )  # fmt: skip
 
     @override
     def startup_done(self, loaded: int, failed: int) -> None:

@@ -103,7 +103,7 @@ class ModelReports:
         memory = MemoryReport(
             "GPU" if is_gpu else "CPU",
             self._device_ordinal if is_gpu else 0,
-            model.arena.capacity_bytes,
+            model.weight_bytes,
         )
         return ModelReport(
             name=model.name,

@@ -13,7 +13,6 @@ Rules.
    after a while.
 """
 
-import errno
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +25,6 @@ from hloserve.core.errors import (
     DeviceMemoryFull,
     HloserveError,
     ModelNotFound,
-    NotPossibleNow,
     ShuttingDown,
 )
 from hloserve.core.requests import ModelState
@@ -36,11 +34,14 @@ from hloserve.engine.dispatcher import Post
 from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled
 from hloserve.models.loader import reason_of
+from hloserve.models.meta_models import dependents_of
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
+from hloserve.server.load_outcomes import may_pass, settle
 from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
+from hloserve.server.meta_relations import MetaRelations
 from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
 
 __all__ = ["Repository"]
@@ -51,8 +52,6 @@ RETRY_S = (5.0, 15.0, 60.0, 300.0)
 
 SLOW_S = 30.0
 """A load that takes this long is told of, and again after each doubling."""
-
-_PASSING = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOSPC}
 
 
 @dataclass(slots=True)
@@ -94,6 +93,7 @@ class Repository:
         self._later = later
         self._events = events
         self._settings = settings
+        self._relations = MetaRelations(registry, events)
         self._quiet_ns = round(settings.quiet_s * 1e9)
         self._gone_ns = round(max(settings.gone_s, settings.quiet_s) * 1e9)
         self.look_soon: Callable[[], object] = lambda: None
@@ -200,21 +200,44 @@ class Repository:
         self._loads[name].waiters.append(ticket)
         return ticket
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, *, with_dependents: bool = False) -> None:
         """Stop serving a name, because somebody asked for it; what it is asked already is answered.
+
+        Args:
+            name: the model's.
+            with_dependents: so for the models that a meta model alone has use for.
 
         Raises:
             ModelNotFound: nothing of that name is known.
         """
         if not self._registry.knows(name):
             raise ModelNotFound(name)
+        dependents = []
+        if with_dependents and self._registry.is_serving(name):
+            model, metas = self._registry.get(name), self._registry.metas()
+            dependents = dependents_of(model, metas, self._settings.exposed_models)
         if name in self._loads:
             self._loads[name].is_unwanted = True  # it is unloaded when the load has ended
         self._applied.pop(name, None)
         was_serving = self._registry.is_serving(name)
         self._retire(self._registry.set_unloaded(name, "unloaded"))
         if was_serving:
-            self._events.model_removed(name, "unloaded")
+            self._gone(name, "unloaded")
+        for dependent in dependents:
+            if self._registry.is_serving(dependent) or dependent in self._loads:
+                self.unload(dependent)
+
+    def _gone(self, name: str, reason: str) -> None:
+        """Tell that a model does not serve any more, and look again at what that was an obstacle to."""
+        self._events.model_removed(name, reason)
+        self._relations.tell_removed(name, reason)
+        self._try_again(name)
+
+    def _try_again(self, name: str) -> None:
+        """Load meta models that were refused because they call `name`, which was one."""
+        for refused in self._relations.to_try_again(name):
+            if refused in self._applied:
+                self._start(refused, self._applied[refused].found)
 
     def _apply(self, changes: Changes) -> None:
         if changes.adopt:
@@ -222,10 +245,11 @@ class Repository:
         for name in changes.remove:
             self._applied.pop(name, None)
             self._tries.pop(name, None)
+            self._relations.forget(name)
             was_adopted = name in changes.adopt.values()
             self._retire(self._registry.remove(name))
             if not was_adopted:
-                self._events.model_removed(name, "its directory is gone")
+                self._gone(name, "its directory is gone")
         for name, found in changes.load.items():
             self._start(name, found)
         for name in (*changes.adopt, *changes.remove, *changes.load):
@@ -241,6 +265,9 @@ class Repository:
             self._applied[new] = Applied(bundle, True)
             self._scheduler.renamed(self._registry.get(new).device)
         self._events.models_renamed(owners)
+        self._relations.tell_renamed(owners)
+        for new in found:
+            self._refuse_callers_of(self._registry.get(new))
 
     def _start(self, name: str, found: Found) -> None:
         """Load a bundle beside what serves; a load of the name that runs already will do."""
@@ -268,7 +295,7 @@ class Repository:
         except Exception as raised:  # noqa: BLE001  # the edge of a load: told
             error = raised
         else:
-            self._serve(name, loaded)
+            error = self._serve(name, loaded)
         if error is not None and self._is_memory_made(name, load, error):
             return
         del self._loads[name]
@@ -279,7 +306,7 @@ class Repository:
         if load.is_unwanted and self._registry.knows(name):
             self.unload(name)
         for ticket in load.waiters:
-            _settle(ticket, name, error)
+            settle(ticket, name, error)
         self.look_soon()
         if not self._loads and not self._is_closed:
             self._threads.run(self._loader.rest)
@@ -289,17 +316,35 @@ class Repository:
         """What the model that serves has compiled, by key: a new one may have the same programs."""
         return self._registry.get(name).compiled if self._registry.is_serving(name) else {}
 
-    def _serve(self, name: str, loaded: Loaded) -> None:
+    def _serve(self, name: str, loaded: Loaded) -> Exception | None:
+        """Put a model into service; returns why it must not serve."""
         model = loaded.model
-        if self._is_closed:
-            return
+        if self._is_closed or self._loader is None:
+            return None
+        refusal = self._relations.refusal_of(model)
+        if refusal is not None:
+            model.free(self._loader.backend)
+            return refusal
         is_reload = self._registry.is_serving(name)
         if is_reload:
             model.device.statistics.continue_from(self._registry.get(name).device.statistics)
-        self._scheduler.add(model.device)
+        if not model.is_meta:
+            self._scheduler.add(model.device)
         self._retire(self._registry.set_ready(model))
         self._applied[name] = Applied(loaded.found, True)
         self._events.model_loaded(model, loaded.seconds, is_reload=is_reload)
+        if model.is_meta and self._undecided is None:
+            self._relations.tell_missing([model])
+        self._refuse_callers_of(model)
+        self._try_again(name)
+        return None
+
+    def _refuse_callers_of(self, model: Model) -> None:
+        """Take meta models out of service that call a model which is one now."""
+        for name, problem in self._relations.misled_by(model).items():
+            found = self._applied[name].found
+            self._retire(self._registry.withdraw(name, "it is refused"))
+            self._note_failure(name, found, problem)
 
     def _note_failure(self, name: str, found: Found, error: Exception) -> None:
         if isinstance(error, BundleChanged):
@@ -315,7 +360,7 @@ class Repository:
             error = BackendFailed("load", name, f"{type(error).__name__}: {error}")
         self._registry.set_failed(name, reason_of(error))
         self._events.model_failed(name, error, is_serving=self._registry.is_serving(name))
-        if error.retryable or _may_pass(error):
+        if error.retryable or may_pass(error):
             tries = self._tries.get(name, 0)
             self._tries[name] = tries + 1
             self._later(RETRY_S[min(tries, len(RETRY_S) - 1)], self._retry, name, found)
@@ -349,9 +394,8 @@ class Repository:
         model.uses.retire(lambda: self._scheduler.remove(model.device, freed))
 
     def _free(self, model: Model, then: Callable[[], object] | None) -> None:
-        assert self._loader is not None, "a model was loaded"
         self.retiring -= 1
-        model.free(self._loader.backend)
+        model.free()
         if then is not None and not self._is_closed:
             then()
 
@@ -363,24 +407,9 @@ class Repository:
         if self._undecided:
             return
         self._undecided = None
+        self._relations.tell_missing(self._registry.metas())
         loaded = sum(self._registry.is_serving(each) for each in started)
         self._events.startup_done(loaded, len(started) - loaded)
-
-
-def _may_pass(error: BaseException | None) -> bool:
-    """True for a fault of the machine that no change of the bundle mends: its retry may succeed."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return True
-        error = error.__cause__
-    return False
-
-
-def _settle(ticket: Ticket[None], name: str, error: Exception | None) -> None:
-    if error is None:
-        ticket.resolve(None)
-    else:
-        ticket.fail(NotPossibleNow(f"model {name!r} cannot be loaded: {error}"))
 
 
 def _raise(_: None, error: Exception | None) -> None:

@@ -51,7 +51,7 @@ def _sizes(bundle: Path, backend: XlaBackend, wanted: Sequence[int] | None) -> t
         arguments = [*backend.to_device([x]), *model.device.weights]
         (y,) = backend.to_host(backend.execute(executable, arguments))
         np.testing.assert_allclose(y, affine(x), rtol=1e-5, atol=1e-6)
-    model.free(backend)
+    model.free()
     return tuple(executables)
 
 
@@ -149,7 +149,7 @@ def test_variants_are_specialised_to_the_same_sizes(tmp_path: Path, backend: Xla
         for key, sizes in model.device.executables.items()
     }
     assert {(3,): [(2, 3), (6, 3)], (5,): [(2, 5), (6, 5)]} == shapes
-    model.free(backend)
+    model.free()
 
 
 def test_size_that_the_program_rules_out_is_named(tmp_path: Path, backend: XlaBackend) -> None:

@@ -73,7 +73,7 @@ def _check(backend: XlaBackend, model: Model) -> None:
         expected = jax.jit(_classify)(image, KERNEL, HEAD)
         np.testing.assert_allclose(probabilities, expected[0], atol=1e-6)
         assert np.array_equal(best, expected[1])
-    model.free(backend)
+    model.free()
 
 
 def test_program_per_size_serves(tmp_path: Path, backend: XlaBackend) -> None:

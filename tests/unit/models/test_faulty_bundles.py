@@ -56,7 +56,7 @@ def test_good_neighbour_loads(tmp_path: Path, backend: XlaBackend) -> None:
     executable = model.device.executables[()][4]
     results = backend.execute(executable, [*backend.to_device([x]), *model.device.weights])
     np.testing.assert_allclose(backend.to_host(results)[0], affine(x), rtol=1e-5)
-    model.free(backend)
+    model.free()
 
 
 def test_too_many_files_for_a_model_without_batch_axis(tmp_path: Path, backend: XlaBackend) -> None:
@@ -73,7 +73,7 @@ def test_one_of_two_symbolic_files_is_specialised(tmp_path: Path, backend: XlaBa
     (bundle / "model.b4.mlir").write_text(affine_text("?"))
     model = load_model(bundle, backend)
     assert model.device.executables[()][4].signature.inputs[0].shape == (4, 4)
-    model.free(backend)
+    model.free()
 
 
 def test_symbolic_program_serves_every_listed_size(tmp_path: Path, backend: XlaBackend) -> None:
@@ -89,7 +89,7 @@ def test_symbolic_program_serves_every_listed_size(tmp_path: Path, backend: XlaB
         arguments = [*backend.to_device([x]), *model.device.weights]
         (y,) = backend.to_host(backend.execute(executable, arguments))
         np.testing.assert_allclose(y, affine(x), rtol=1e-6)
-    model.free(backend)
+    model.free()
 
 
 @pytest.mark.parametrize("layout", ["xla", "legacy"])
@@ -112,7 +112,7 @@ def test_64_bit_weights_and_inputs_are_exact(
     arguments = [*backend.to_device([x]), *model.device.weights]
     (y,) = backend.to_host(backend.execute(model.device.executables[()][1], arguments))
     assert y.tolist() == [[2**41 + 2**40, 1 - 2**40]]
-    model.free(backend)
+    model.free()
 
 
 def test_weights_lie_in_the_arena(tmp_path: Path, backend: XlaBackend) -> None:
@@ -123,4 +123,4 @@ def test_weights_lie_in_the_arena(tmp_path: Path, backend: XlaBackend) -> None:
         assert np.array_equal(array, expected)
     addresses = [array.ctypes.data for array in arrays]
     assert addresses[1] - addresses[0] == 64
-    model.free(backend)
+    model.free()

@@ -243,8 +243,8 @@ def test_freeing_a_model_gives_everything_back(tmp_path: Path, backend: FakeBack
     bundle = write_fake(tmp_path, files={"model.py": HOOK + "register_model()\n"})
     before = set(sys.modules)
     model = load_model(bundle, backend)
-    model.free(backend)
-    model.free(backend)
+    model.free()
+    model.free()
     assert backend.in_use_bytes == 0
     assert not [name for name in set(sys.modules) - before if name.startswith("hloserve_bundle_")]
 
@@ -268,7 +268,7 @@ def test_meta_bundle_is_its_function(tmp_path: Path, backend: FakeBackend) -> No
     assert ("m",) == model.manifest.calls
     assert ["x"] == [tensor.name for tensor in model.metadata.inputs]
     assert 0 == model.device.effective_max_batch_size
-    model.free(backend)
+    model.free()
 
 
 def test_symbolic_program_is_compiled_for_the_listed_sizes(

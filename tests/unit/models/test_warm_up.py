@@ -32,7 +32,7 @@ class _Slow(FakeBackend):
 def _load(bundle: Path, backend: FakeBackend, cache: ExecutableCache | None) -> dict[int, float]:
     model = load_model(bundle, backend, LoadOptions(cache=cache))
     costs = dict(model.device.statistics.costs_ns[()])
-    model.free(backend)
+    model.free()
     return costs
 
 

@@ -67,7 +67,7 @@ def device(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device whose weights a controller places, or of the mode that a test is marked with."""
     made = Device(tmp_path, getattr(request, "param", ResidencyMode.EXTERNAL))
     yield made
-    made.model.free(made.backend)
+    made.model.free()
 
 
 def in_mode(mode: ResidencyMode) -> pytest.MarkDecorator:
@@ -120,7 +120,7 @@ def test_status_without_a_budget_says_that_everything_is_there(device: Device) -
         status.max_bytes,
     )
     assert status.models[0].is_on_device
-    assert status.models[0].weight_bytes == device.model.arena.capacity_bytes
+    assert status.models[0].weight_bytes == device.model.weight_bytes
 
 
 def test_batch_axis_is_that_of_the_wire(tmp_path: Path, device: Device) -> None:
@@ -149,7 +149,7 @@ def test_batch_axis_is_that_of_the_wire(tmp_path: Path, device: Device) -> None:
 
     assert {"columns": ("x", 2), "scalar": ("", 0), "scale": ("x", 1)} == found
     for model in models:
-        model.free(device.backend)
+        model.free()
 
 
 def test_residency_is_set_between_two_dispatches(device: Device) -> None:

@@ -39,6 +39,11 @@ __all__ = ["AllOnDevice", "DeviceWeights", "WeightsPlacement"]
 class WeightsPlacement(Protocol):
     """Takes in the weights of models that are loaded."""
 
+    @property
+    def measures_scratch(self) -> bool:
+        """What programs take beside weights is wanted, so all of them are to run. Any thread."""
+        ...
+
     def admit(self, model: DeviceModel, weights: WeightsFile, floor: Floor | None = None) -> None:
         """Take charge of a model's weights, and have them where its floor wants them.
 
@@ -102,6 +107,11 @@ class AllOnDevice(EverythingResident, DeviceWeights):
         self._store = store or PrivateStore()
         self._placed: dict[DeviceModel, _Placed] = {}
         self._lock = threading.Lock()
+
+    @property
+    @override
+    def measures_scratch(self) -> bool:
+        return False
 
     @override
     def admit(self, model: DeviceModel, weights: WeightsFile, floor: Floor | None = None) -> None:

@@ -151,6 +151,11 @@ class WeightCache(DeviceWeights):
 
     # Models come, warm up and go.
 
+    @property
+    @override
+    def measures_scratch(self) -> bool:
+        return self._backend.memory() is not None
+
     @override
     def admit(self, model: DeviceModel, weights: WeightsFile, floor: Floor | None = None) -> None:
         if floor is None:

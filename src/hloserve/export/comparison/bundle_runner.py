@@ -51,7 +51,7 @@ class BundleRunner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.model.free(self._backend)
+        self.model.free()
 
     def run(self, inputs: Tensors) -> Tensors:
         """Answer one request.
