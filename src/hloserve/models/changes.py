@@ -14,13 +14,13 @@ Rules.
 3. A name that is there before and after a round is never without a model in between.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hloserve.bundle.fingerprint import Fingerprint
 from hloserve.models.repository_look import Found
 
-__all__ = ["Applied", "Changes", "Sighting", "decide", "observe", "settled"]
+__all__ = ["Applied", "Changes", "Sighting", "decide", "observe", "settled", "wait_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,25 @@ def settled(sightings: Mapping[str, Sighting], now_ns: int, quiet_ns: int) -> se
         for name, sighting in sightings.items()
         if sighting.looks > 1 and now_ns - sighting.since_ns >= quiet_ns
     }
+
+
+def wait_s(
+    unsettled: Iterable[Sighting], now_ns: int, *, quiet_ns: int, gone_ns: int
+) -> float | None:
+    """Seconds until the next difference settles; None when nothing waits for a look.
+
+    Args:
+        unsettled: the differences that something may still be done about.
+        now_ns: the present instant.
+        quiet_ns: how long a bundle must have been left alone.
+        gone_ns: how long one must have been gone.
+    """
+    waits_ns = []
+    for sighting in unsettled:
+        age_ns = now_ns - sighting.since_ns
+        until_ns = quiet_ns if sighting.found or age_ns < quiet_ns else gone_ns
+        waits_ns.append(max(0, until_ns - age_ns))
+    return min(waits_ns) * 1e-9 if waits_ns else None
 
 
 def decide(

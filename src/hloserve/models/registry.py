@@ -136,6 +136,10 @@ class Registry:
         by_name = sorted(self._entries.items())
         return [entry.model for _, entry in by_name if entry.model is not None]
 
+    def metas(self) -> list[Model]:
+        """The meta models that serve, by name."""
+        return [model for model in self.models() if model.is_meta]
+
     def index(self) -> list[ModelIndexEntry]:
         """The repository index, by name. Bundles have no versions."""
         return [

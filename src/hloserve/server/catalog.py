@@ -8,6 +8,7 @@ from hloserve import __version__
 from hloserve.core.errors import ModelNotFound
 from hloserve.core.requests import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
 from hloserve.core.tensors import TensorSpec
+from hloserve.models.meta_models import hidden_names, with_sub_models
 from hloserve.models.registry import Registry
 from hloserve.server.inference import check_version
 
@@ -33,10 +34,17 @@ class Catalog:
 
     Args:
         more_extensions: those of the V2 protocol that depend on settings.
+        exposed_models: models that the index lists although meta models call them; ``*`` for all.
     """
 
-    def __init__(self, registry: Registry, more_extensions: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        more_extensions: tuple[str, ...] = (),
+        exposed_models: tuple[str, ...] = (),
+    ) -> None:
         self._registry = registry
+        self._exposed_models = exposed_models
         self._extensions = tuple(sorted((*EXTENSIONS, *more_extensions)))
         self.is_draining = False
 
@@ -67,13 +75,13 @@ class Catalog:
         return self._registry.get(name).inputs
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """True when a request to the model would be served.
+        """True when a request to the model would be served; of a meta model, in any case.
 
         Raises:
             ModelNotFound: nothing of that name is in the repository.
         """
         check_version(name, version)
-        for entry in self._registry.index():
+        for entry in self._entries():
             if entry.name == name:
                 return entry.state is ModelState.READY and not self.is_draining
         raise ModelNotFound(name)
@@ -83,9 +91,13 @@ class Catalog:
         return self._registry.knows(name)
 
     def index(self, *, ready_only: bool = False) -> list[ModelIndexEntry]:
-        """List the repository, sorted by name."""
+        """List the repository, sorted by name, without the models that only meta models call."""
+        hidden = hidden_names(self._registry.metas(), self._exposed_models)
         return [
             entry
-            for entry in self._registry.index()
-            if not ready_only or entry.state is ModelState.READY
+            for entry in self._entries()
+            if entry.name not in hidden and (not ready_only or entry.state is ModelState.READY)
         ]
+
+    def _entries(self) -> list[ModelIndexEntry]:
+        return with_sub_models(self._registry.index(), self._registry.metas())

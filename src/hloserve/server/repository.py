@@ -32,14 +32,14 @@ from hloserve.core.tickets import Call, Ticket
 from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
 from hloserve.engine.scheduling.scheduler import Scheduler
-from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled
+from hloserve.models.changes import Applied, Changes, Sighting, decide, observe, settled, wait_s
 from hloserve.models.loader import reason_of
 from hloserve.models.meta_models import dependents_of
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
-from hloserve.server.load_outcomes import may_pass, settle
+from hloserve.server.load_outcomes import may_pass, reraise, settle
 from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
 from hloserve.server.meta_relations import MetaRelations
 from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
@@ -149,19 +149,8 @@ class Repository:
         self._apply(decide(self._applied, self._sightings, ready, removable))
         if any(sighting.looks == 1 and sighting.found for sighting in self._sightings.values()):
             self._threads.run(self._loader.prepare)
-        return self._wait_s(now_ns)
-
-    def _wait_s(self, now_ns: int) -> float | None:
-        """Seconds until the next difference settles; None when nothing waits for a look."""
-        waits_ns = []
-        for name in self._sightings.keys() - self._loads.keys():
-            sighting = self._sightings[name]
-            age_ns = now_ns - sighting.since_ns
-            until_ns = (
-                self._quiet_ns if sighting.found or age_ns < self._quiet_ns else self._gone_ns
-            )
-            waits_ns.append(max(0, until_ns - age_ns))
-        return min(waits_ns) * 1e-9 if waits_ns else None
+        unsettled = [s for name, s in self._sightings.items() if name not in self._loads]
+        return wait_s(unsettled, now_ns, quiet_ns=self._quiet_ns, gone_ns=self._gone_ns)
 
     def _list(self, look: Look) -> None:
         """Keep the index equal to the repositories, where nothing is loaded for being there."""
@@ -228,7 +217,7 @@ class Repository:
                 self.unload(dependent)
 
     def _gone(self, name: str, reason: str) -> None:
-        """Tell that a model does not serve any more, and look again at what that was an obstacle to."""
+        """Tell that a model does not serve any more."""
         self._events.model_removed(name, reason)
         self._relations.tell_removed(name, reason)
         self._try_again(name)
@@ -285,7 +274,7 @@ class Repository:
             self._later(seconds, self._tell_slow, name, load, 2 * seconds)
 
     def _run(self, coroutine: Coroutine[Ticket[Any], None, None]) -> None:
-        Call(coroutine, _raise).step()
+        Call(coroutine, reraise).step()
 
     async def _load(self, name: str, load: _Load) -> None:
         assert self._loader is not None, "loads begin after the device is there"
@@ -319,11 +308,11 @@ class Repository:
     def _serve(self, name: str, loaded: Loaded) -> Exception | None:
         """Put a model into service; returns why it must not serve."""
         model = loaded.model
-        if self._is_closed or self._loader is None:
+        if self._is_closed:
             return None
         refusal = self._relations.refusal_of(model)
         if refusal is not None:
-            model.free(self._loader.backend)
+            model.free()
             return refusal
         is_reload = self._registry.is_serving(name)
         if is_reload:
@@ -342,9 +331,8 @@ class Repository:
     def _refuse_callers_of(self, model: Model) -> None:
         """Take meta models out of service that call a model which is one now."""
         for name, problem in self._relations.misled_by(model).items():
-            found = self._applied[name].found
             self._retire(self._registry.withdraw(name, "it is refused"))
-            self._note_failure(name, found, problem)
+            self._note_failure(name, self._applied[name].found, problem)
 
     def _note_failure(self, name: str, found: Found, error: Exception) -> None:
         if isinstance(error, BundleChanged):
@@ -410,8 +398,3 @@ class Repository:
         self._relations.tell_missing(self._registry.metas())
         loaded = sum(self._registry.is_serving(each) for each in started)
         self._events.startup_done(loaded, len(started) - loaded)
-
-
-def _raise(_: None, error: Exception | None) -> None:
-    if error is not None:
-        raise error  # our own fault: the loop logs it

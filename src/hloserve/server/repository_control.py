@@ -64,8 +64,8 @@ class RepositoryControl:
     async def unload(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         """Unload a model; what it was asked before is still answered.
 
-        With ``unload_dependents``, the models that only it calls go with it; only meta models call
-        others.
+        With ``unload_dependents``, the models that only it calls go with it, unless clients call
+        them as well (``metas.exposed_models``); only meta models call others.
 
         Raises:
             NotPossibleNow: the mode does not allow it, or the model is being loaded.
@@ -80,7 +80,8 @@ class RepositoryControl:
                 )
             if not isinstance(value, bool):
                 raise BadRequest(f"unload parameter {key!r} is {value!r}, expected true or false")
-        self._repository.unload(name)
+        with_dependents = parameters.get(_UNLOAD_DEPENDENTS) is True
+        self._repository.unload(name, with_dependents=with_dependents)
 
     def _check_mode(self, verb: str) -> None:
         if self._mode != "explicit":

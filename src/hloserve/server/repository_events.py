@@ -48,6 +48,10 @@ class RepositoryEvents(Protocol):
         """Nothing serves under a name any more."""
         ...
 
+    def sub_model_missing(self, meta: str, model: str, reason: str) -> None:
+        """A meta model that serves calls a model that does not, or will not for long."""
+        ...
+
     def startup_done(self, loaded: int, failed: int) -> None:
         """The start-up set is decided."""
         ...
@@ -64,6 +68,7 @@ class RepositorySettings:
         is_followed: what the looks find is done; else new names are listed only.
         makes_room: a reload for which there is no memory beside the old model takes the old one's,
             at the price that the name does not serve meanwhile.
+        exposed_models: models that clients call although meta models call them; ``*`` for all.
     """
 
     quiet_s: float
@@ -71,3 +76,4 @@ class RepositorySettings:
     is_watched: bool
     is_followed: bool
     makes_room: bool
+    exposed_models: tuple[str, ...] = ()

@@ -189,7 +189,8 @@ class Worker:
         self.model_events = ModelEvents(self.request_metrics, self._startup_done)
         self.repository = self._build_repository(cpus)
         self._look_threads = TaskThreads(1, post, name="look")
-        self._catalog = Catalog(self.registry, self.shared_memory.extensions)
+        exposed = config.metas.exposed_models
+        self._catalog = Catalog(self.registry, self.shared_memory.extensions, exposed)
         self._listeners = self._build_listeners(loaded, pages)
         self._dispatcher: Dispatcher | None = None
         self._startup: Startup | None = None
@@ -214,6 +215,7 @@ class Worker:
                 is_watched=config.model_control_mode != "static",
                 is_followed=config.model_control_mode == "dynamic",
                 makes_room=config.runtime.reload_without_room == "unload_first",
+                exposed_models=config.metas.exposed_models,
             ),
         )
 

@@ -1,0 +1,37 @@
+"""What an error of a load means, and to whom.
+
+What lives here: pure decisions over errors, and telling who waits. What does not: loads
+(`hloserve.server.repository`). Loop thread.
+"""
+
+import errno
+
+from hloserve.core.errors import NotPossibleNow
+from hloserve.core.tickets import Ticket
+
+__all__ = ["may_pass", "reraise", "settle"]
+
+_PASSING = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOSPC}
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """True for a fault of the machine that no change of the bundle mends: its retry may succeed."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__
+    return False
+
+
+def settle(ticket: Ticket[None], name: str, error: Exception | None) -> None:
+    """Tell who asked for a load what became of it."""
+    if error is None:
+        ticket.resolve(None)
+    else:
+        ticket.fail(NotPossibleNow(f"model {name!r} cannot be loaded: {error}"))
+
+
+def reraise(_: None, error: Exception | None) -> None:
+    """Take the outcome of a call that may not fail: an error is our own fault, and the loop's."""
+    if error is not None:
+        raise error
