@@ -1,0 +1,253 @@
+"""The control service as a controller sees it, over grpcio."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.conformance_worker import Asker
+from support.server_worker import RunningWorker, rows, running_worker, write_scale
+
+from hloserve import Client
+from hloserve.core.errors import BadRequest, ModelNotFound, NotPossibleNow
+from hloserve.core.model_control import Compaction, Floor
+from hloserve.wire.protos import control_pb2 as pb
+
+Ask = Callable[..., tuple[grpc.StatusCode, Any]]
+
+_ANSWERS: Mapping[str, Any] = {
+    "ModelControlStatus": pb.ModelControlStatusResponse,
+    "SetModelResidency": pb.SetModelResidencyResponse,
+    "SetModelPolicy": pb.SetModelPolicyResponse,
+    "CompactMemory": pb.CompactMemoryResponse,
+}
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_REFUSED = grpc.StatusCode.FAILED_PRECONDITION
+_UNKNOWN = grpc.StatusCode.NOT_FOUND
+
+
+def _ask(
+    channel: grpc.Channel, method: str, request: Any = b"", **options: Any
+) -> tuple[grpc.StatusCode, Any]:
+    """Make a call with a message, or with bytes; status and answer, or status and text."""
+    body = request if isinstance(request, bytes) else request.SerializeToString()
+    call = channel.unary_unary(f"/reactant_control.ControlService/{method}")
+    try:
+        answer = call(body, timeout=20, **options)
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, _ANSWERS[method].FromString(answer)
+
+
+@pytest.fixture
+def ask(asker: Asker) -> Iterator[Ask]:
+    """Calls of a worker whose weights are all on the device."""
+    with grpc.insecure_channel(asker.grpc_address) as channel:
+        yield partial(_ask, channel)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[RunningWorker]:
+    """A worker that serves "scale", whose counters nobody else moves."""
+    write_scale(tmp_path)
+    with running_worker(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def client(worker: RunningWorker) -> Iterator[Client]:
+    """Our client of it."""
+    with Client("{}:{}".format(*worker.addresses.grpc)) as client:
+        yield client
+
+
+def test_status_of_a_worker_that_has_served(worker: RunningWorker, client: Client) -> None:
+    """The golden answer: what a controller reads of a model after two requests."""
+    client.infer("scale", {"x": rows(1)})
+    client.infer("scale", {"x": rows(1, 2, 3)})
+    with grpc.insecure_channel("{}:{}".format(*worker.addresses.grpc)) as channel:
+        code, status = _ask(channel, "ModelControlStatus", pb.ModelControlStatusRequest())
+
+    assert grpc.StatusCode.OK is code
+    assert ("self_managed", 0, False) == (
+        status.residency_mode,
+        status.weight_cache_max_bytes,
+        status.has_weight_cache,
+    )
+    assert status.discipline in ("fair", "fifo", "edf")
+    (model,) = status.models
+    assert model.total_compute_seconds > 0
+    model.ClearField("total_compute_seconds")
+    assert (
+        pb.ModelStatus(
+            name="scale",
+            residency=model.residency,
+            device_resident=True,
+            host_resident=model.host_resident,
+            weight_nbytes=model.weight_nbytes,
+            weight=1.0,
+            queue_depth=0,
+            requests_served=2,
+            dispatch_count=2,
+            max_batch_size=8,
+            batch_input_name="x",
+            batch_axis=1,
+            rows_served=4,
+            padded_rows=5,
+        )
+        == model
+    )
+    assert model.weight_nbytes >= 16
+
+
+def test_status_lists_every_model_that_serves(asker: Asker, ask: Ask) -> None:
+    """By name; one without a batch axis has neither batch nor axis."""
+    index = asker.send("POST", "/v2/repository/index").json
+    code, status = ask("ModelControlStatus")
+
+    assert grpc.StatusCode.OK is code
+    assert [entry["name"] for entry in index] == [model.name for model in status.models]
+    scalar = next(model for model in status.models if model.name == "scalar")
+    assert (0, "", 0) == (scalar.max_batch_size, scalar.batch_input_name, scalar.batch_axis)
+    two = next(model for model in status.models if model.name == "two")
+    assert (4, "a", 1) == (two.max_batch_size, two.batch_input_name, two.batch_axis)
+
+
+def test_weight_is_set_and_shown(client: Client) -> None:
+    """By our client; a policy without a weight changes nothing."""
+    client.control.set_weight("scale", 2.5)
+
+    assert 2.5 == client.control.status().models[0].weight
+    client.control.set_weight("scale", 1)
+    assert 1.0 == client.control.status().models[0].weight
+
+
+def test_policy_without_a_weight_is_accepted(ask: Ask) -> None:
+    """It says nothing; the name is looked at all the same."""
+    code, answer = ask("SetModelPolicy", pb.SetModelPolicyRequest(name="f32", weight=-1))
+    unknown, _ = ask("SetModelPolicy", pb.SetModelPolicyRequest(name="never"))
+
+    assert (grpc.StatusCode.OK, b"") == (code, answer.SerializeToString())
+    assert _UNKNOWN is unknown
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_weight_that_is_no_share_is_refused(ask: Ask, weight: float) -> None:
+    """Finite and above 0; the message names model and number."""
+    code, text = ask(
+        "SetModelPolicy", pb.SetModelPolicyRequest(name="f32", has_weight=True, weight=weight)
+    )
+
+    assert _INVALID is code
+    assert f"weight of model 'f32' is {weight:g}" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "told"),
+    [
+        (
+            "SetModelPolicy",
+            pb.SetModelPolicyRequest(name="never", has_weight=True, weight=1),
+            _UNKNOWN,
+            "model 'never' is not served here",
+        ),
+        ("SetModelPolicy", pb.SetModelPolicyRequest(has_weight=True, weight=1), _INVALID, "name"),
+        ("SetModelPolicy", b"\xff", _INVALID, "SetModelPolicyRequest"),
+        (
+            "SetModelResidency",
+            pb.SetModelResidencyRequest(name="f32"),
+            _INVALID,
+            "the residency is not set",
+        ),
+        ("SetModelResidency", b"\x0a\x03f32\x10\x09", _INVALID, "the residency is 9"),
+        ("SetModelResidency", b"\x10\x03", _INVALID, "names no model"),
+        ("SetModelResidency", b"\xff", _INVALID, "SetModelResidencyRequest"),
+        (
+            "SetModelResidency",
+            pb.SetModelResidencyRequest(name="f32", target=pb.PINNED_DEVICE),
+            _REFUSED,
+            "weight_cache_bytes",
+        ),
+        (
+            "SetModelResidency",
+            pb.SetModelResidencyRequest(name="f32", target=pb.UNPINNED),
+            _REFUSED,
+            "weight_cache_bytes",
+        ),
+        ("CompactMemory", b"\xff", _INVALID, "CompactMemoryRequest"),
+        ("ModelControlStatus", b"\xff", _INVALID, "ModelControlStatusRequest"),
+    ],
+)
+def test_errors_have_the_statuses_that_controllers_know(
+    ask: Ask, method: str, request_: Any, code: grpc.StatusCode, told: str
+) -> None:
+    """And a message that says what to do."""
+    got, text = ask(method, request_)
+
+    assert code is got
+    assert told in text
+
+
+def test_compaction_without_a_weight_cache_is_none(ask: Ask) -> None:
+    """Neither models nor bytes, whoever is named."""
+    code, answer = ask("CompactMemory", pb.CompactMemoryRequest(reload_models=["f32", "never"]))
+
+    assert (grpc.StatusCode.OK, 0, 0) == (
+        code,
+        answer.reloaded_models,
+        answer.resident_bytes_after,
+    )
+
+
+def test_method_that_does_not_exist_is_unimplemented(ask: Ask) -> None:
+    """As of every service."""
+    code, text = ask("Reboot")
+
+    assert grpc.StatusCode.UNIMPLEMENTED is code
+    assert "Reboot" in text
+
+
+def test_errors_are_those_of_our_client(client: Client) -> None:
+    """By type; what cannot be is refused before anything is sent."""
+    with pytest.raises(NotPossibleNow, match="weight_cache_bytes"):
+        client.control.set_residency("scale", "device")
+    with pytest.raises(BadRequest, match="there are unpinned, system, device"):
+        client.control.set_residency("scale", "disk")
+    with pytest.raises(ModelNotFound):
+        client.control.set_weight("never", 1)
+    with pytest.raises(BadRequest, match="above 0"):
+        client.control.set_weight("scale", float("nan"))
+    with pytest.raises(BadRequest, match="a list of names"):
+        client.control.compact("scale")
+    assert Compaction(0, 0) == client.control.compact(["scale"])
+    assert {model.floor for model in client.control.status().models} <= set(Floor)
+
+
+def test_reading_needs_infer_and_changing_needs_admin(tmp_path: Path) -> None:
+    """Where there are tokens."""
+    write_scale(tmp_path / "models")
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"user infer {'i' * 16}\nops admin {'a' * 16}\n")
+    tokens.chmod(0o600)
+    with (
+        running_worker(tmp_path / "models", settings={"access.tokens_file": str(tokens)}) as worker,
+        grpc.insecure_channel("{}:{}".format(*worker.addresses.grpc)) as channel,
+    ):
+        codes = {
+            (letter, method): _ask(
+                channel, method, metadata=(("authorization", f"Bearer {letter * 16}"),)
+            )[0].name
+            for letter in "ia"
+            for method in ("ModelControlStatus", "CompactMemory")
+        }
+        nobody, _ = _ask(channel, "ModelControlStatus")
+
+    assert {
+        ("i", "ModelControlStatus"): "OK",
+        ("i", "CompactMemory"): "PERMISSION_DENIED",
+        ("a", "ModelControlStatus"): "OK",
+        ("a", "CompactMemory"): "OK",
+    } == codes
+    assert grpc.StatusCode.UNAUTHENTICATED is nobody
