@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import grpc
 import numpy as np
 
 from benchmarks.mlp import write_mlp_bundle
+from benchmarks.processes import started, started_hloserve
 from hloserve.core.requests import InferRequest
 from hloserve.wire.v2_protobuf import encode_infer_request
 
@@ -74,42 +75,6 @@ def rest_body() -> bytes:
     return json.dumps({"id": "1", "inputs": [tensor]}).encode()
 
 
-@contextmanager
-def started(module: str) -> Iterator[int]:
-    """Run a comparison server; gives its port."""
-    with subprocess.Popen(
-        [sys.executable, "-m", f"benchmarks.servers.{module}"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.kill()
-
-
-@contextmanager
-def started_hloserve(directory: Path) -> Iterator[Mapping[str, int]]:
-    """Run `hloserve serve` with the MLP; gives its ports once it is ready."""
-    write_mlp_bundle(directory / "repository")
-    ports = directory / "ports.json"
-    command = [
-        sys.executable, "-m", "hloserve", "serve", str(directory / "repository"),
-        "--log-format", "json",
-        "--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--ports-file", str(ports),
-    ]  # fmt: skip
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                if "startup_done" in line:
-                    break
-            yield json.loads(ports.read_text())
-        finally:
-            process.terminate()
-
-
 def measure(target: Target, connections: int, streams: int, seconds: float) -> dict[str, float]:
     """One load run against one target, with the mean batch where the target tells it."""
     is_grpc = target.kind == "grpc"
@@ -147,17 +112,22 @@ def run(rounds: int, seconds: float) -> tuple[list[Record], Mapping[str, float]]
     samples: dict[tuple[str, int, int], list[dict[str, float]]] = {}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = stack.enter_context(started_hloserve(directory))
+        write_mlp_bundle(directory / "repository")
+        ports = stack.enter_context(started_hloserve(directory / "repository")).ports
+
+        def port(module: str) -> int:
+            return next(iter(stack.enter_context(started(module)).ports.values()))
+
         metrics = f"http://127.0.0.1:{ports['admin']}/metrics"
         grpc_targets = [
             Target("hloserve", "grpc", ports["grpc"], metrics),
-            Target("bare loop", "grpc", stack.enter_context(started("bare_loop"))),
-            Target("echo", "grpc", stack.enter_context(started("grpc_echo"))),
-            Target("grpcio echo", "grpc", stack.enter_context(started("grpcio_echo"))),
+            Target("bare loop", "grpc", port("bare_loop")),
+            Target("echo", "grpc", port("grpc_echo")),
+            Target("grpcio echo", "grpc", port("grpcio_echo")),
         ]
         rest_targets = [
             Target("hloserve REST", "rest", ports["http"], metrics),
-            Target("REST echo", "rest", stack.enter_context(started("rest_echo"))),
+            Target("REST echo", "rest", port("rest_echo")),
         ]
         plans = [(t, c, s) for c, s in _GRPC_SHAPES for t in grpc_targets]
         plans += [(t, c, 1) for c in _REST_CONNECTIONS for t in rest_targets]

@@ -15,16 +15,14 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.processes import started_hloserve
 from hloserve import Client, IOSpec, write_bundle
 from hloserve.core.tensors import Array
 from hloserve.engine.xla_backend import XlaBackend
@@ -53,24 +51,6 @@ def write_models(repository: Path, extent: int) -> None:
     for name, text, width in (("look", _LOOK, 4), ("same", _SAME, extent)):
         y = IOSpec("y", "f32", (1, width), batch_axis=0)
         write_bundle(repository / name, name, [x], [y], {1: text.format(n=extent)}, {})
-
-
-@contextmanager
-def server(repository: Path) -> Iterator[str]:
-    """A server with shared memory; its gRPC address."""
-    ports_file = repository.parent / "ports.json"
-    command = [sys.executable, "-m", "hloserve", "serve", str(repository)]
-    command += ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0"]
-    command += ["--ports-file", str(ports_file)]
-    settings = {"HLOSERVE_SHARED_MEMORY_ENABLED": "true", "HLOSERVE_LOGGING_LEVEL": "warning"}
-    with subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.DEVNULL) as process:
-        try:
-            while not ports_file.exists():
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.05)
-            yield f"127.0.0.1:{json.loads(ports_file.read_text())['grpc']}"
-        finally:
-            process.terminate()
 
 
 def program_alone(values: Array) -> Callable[[], object]:
@@ -135,7 +115,8 @@ def main() -> None:
         repository = Path(directory) / "models"
         repository.mkdir()
         write_models(repository, nbytes // 4)
-        with server(repository) as address:
+        with started_hloserve(repository, {"HLOSERVE_SHARED_MEMORY_ENABLED": "true"}) as served:
+            address = f"127.0.0.1:{served.ports['grpc']}"
             rates = measure(address, nbytes, options.rounds, options.seconds)
     copy = rates["copy"]
     table = {

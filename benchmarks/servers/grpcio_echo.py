@@ -16,7 +16,8 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
 
 def main() -> None:
     """Serve until killed."""
-    server = grpc.server(ThreadPoolExecutor(8), handlers=[Echo()])
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[Echo()], options=unlimited)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)
