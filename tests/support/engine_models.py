@@ -19,6 +19,7 @@ from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.fake_programs import FakeProgram
 from hloserve.engine.programs.signature import Signature, TensorType
+from hloserve.engine.residency.leasing import Residency
 from hloserve.engine.scheduling.discipline import Discipline, Fifo
 from hloserve.engine.scheduling.dispatch import Dispatch
 from hloserve.engine.scheduling.queued_request import (
@@ -211,6 +212,9 @@ class Engine:
         max_queue_depth: int = 1024,
         discipline: Discipline | None = None,
         runs_cheap: bool = False,
+        in_flight: int = 1,
+        residency: Residency | None = None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.backend = backend
         self.loop = FakeLoop()
@@ -225,6 +229,9 @@ class Engine:
             self.loop.post,
             self.ends.append,
             soon=self.loop.post if runs_cheap else None,
+            in_flight=in_flight,
+            residency=residency,
+            sleep=sleep,
         )
         for model in models:
             self.scheduler.add(model)
@@ -237,8 +244,10 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.backend.gate.open()
+        self.backend.transfer_gate.open()
         self.scheduler.stop()
         assert self.dispatcher.join(10), "the dispatch thread did not end"
+        self.backend.close()
 
     def hold_device(self, model: DeviceModel) -> QueuedRequest:
         """Occupy the device with a request of `model` until the gate opens."""

@@ -2,8 +2,8 @@
 
 What lives here: copying rows together into aligned staging memory, cutting results into views, and
 splitting and joining a request that is larger than any program. What does not: deciding what goes
-together (`hloserve.engine.scheduling.batching`). `StagingArea` belongs to the dispatch thread; the
-functions are pure.
+together (`hloserve.engine.scheduling.batching`). `StagingArea` belongs to whoever owns the device;
+the functions are pure.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 
 from hloserve.core.errors import BackendFailed
 from hloserve.core.tensors import Array, TensorSpec
-from hloserve.engine.backend import ALIGNMENT_BYTES
+from hloserve.engine.backend import ALIGNMENT_BYTES, Backend
 from hloserve.engine.scheduling.batching import split_rows
 
 __all__ = [
@@ -32,18 +32,25 @@ __all__ = [
 class StagingArea:
     """Aligned host memory that batches are assembled in, used again for each dispatch.
 
-    One area serves every model, variant and size, because one dispatch is assembled and runs at a
-    time: memory is bounded by the largest dispatch, not by the number of models, and stays warm in
-    the cache.
+    An area serves every model, variant and size, and one dispatch at a time; there are as many as
+    dispatches in flight. So memory is bounded by the largest dispatch, not by the number of models,
+    and stays warm in the cache.
 
     Rule: nothing is written from `assemble` until the dispatch has ended, since the device may read
-    the memory in place. Threading: dispatch thread.
+    the memory in place. Threading: the one that owns the device.
+
+    Args:
+        backend: the device that pins the memory, so that it reads it without a copy between; None
+            for one that needs no pins.
     """
 
-    __slots__ = ("_memory", "_used_bytes", "_views")
+    __slots__ = ("_backend", "_memory", "_outgrown", "_pinned", "_used_bytes", "_views")
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend | None = None) -> None:
+        self._backend = backend
         self._memory = _aligned_memory(0)
+        self._outgrown: list[Array] = []  # pinned memory that the dispatch may still use
+        self._pinned: Array | None = None
         self._used_bytes = 0
         self._views: dict[tuple[int, tuple[int, ...], np.dtype[Any]], Array] = {}
 
@@ -55,6 +62,13 @@ class StagingArea:
     def start(self) -> None:
         """Begin a new dispatch: what was handed out before may be overwritten from now on."""
         self._used_bytes = 0
+        if self._outgrown:
+            self._unpin_outgrown()
+
+    def close(self) -> None:
+        """Give the memory up: no dispatch uses it any more."""
+        self._replace_memory(0)
+        self._unpin_outgrown()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An aligned, C-contiguous array of unspecified content.
@@ -71,14 +85,28 @@ class StagingArea:
         nbytes = math.prod(shape) * dtype.itemsize
         if self._used_bytes + nbytes > self._memory.nbytes:
             # What this dispatch has taken keeps the old memory alive until it ends.
-            self._memory = _aligned_memory(max(self._used_bytes + nbytes, 2 * nbytes))
-            self._views.clear()
-            self._used_bytes = 0
+            self._replace_memory(max(self._used_bytes + nbytes, 2 * nbytes))
         if len(self._views) >= _VIEWS_KEPT:
             self._views.clear()
         view: Array = np.ndarray(shape, dtype, self._memory.data, self._used_bytes)
         self._views[self._used_bytes, shape, dtype] = view
         return view
+
+    def _replace_memory(self, nbytes: int) -> None:
+        if self._pinned is not None:
+            self._outgrown.append(self._pinned)
+            self._pinned = None
+        self._memory = _aligned_memory(nbytes)
+        self._views.clear()
+        self._used_bytes = 0
+        if self._backend is not None and nbytes and self._backend.pin(self._memory):
+            self._pinned = self._memory
+
+    def _unpin_outgrown(self) -> None:
+        for memory in self._outgrown:
+            assert self._backend is not None, "somebody pinned the memory"
+            self._backend.unpin(memory)
+        self._outgrown.clear()
 
 
 _VIEWS_KEPT = 1024

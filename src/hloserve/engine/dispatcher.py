@@ -1,34 +1,40 @@
 """The dispatch thread: takes batches, runs them, sends the replies.
 
 What lives here: the thread and its loop. What does not: what runs next
-(`hloserve.engine.scheduling.scheduler`), how rows are laid together (`hloserve.engine.assembly`),
-the device (`hloserve.engine.backend`). The server starts one dispatcher per device.
+(`hloserve.engine.scheduling.scheduler`), what happens to a batch on the device
+(`hloserve.engine.device_queue`), what becomes of one that failed (`hloserve.engine.recovery`), the
+device (`hloserve.engine.backend`). The server starts one dispatcher per device.
 
 Rules.
-1. One dispatch executes at a time; its staging memory is not touched until it has ended.
+1. The device executes one dispatch at a time. On one that runs ahead, others are prepared behind
+   it; no more than `in_flight` are taken and not answered.
 2. All replies of a dispatch cross to the loop by one `post`.
-3. A failed batch of several is run again, each request alone, once: who poisoned it fails alone.
-4. No rows leave before the results have the declared shapes.
-5. Nothing that a dispatch raises ends the thread.
+3. A failed dispatch is recovered while nothing else is in flight.
+4. Commands of the scheduler run while nothing is in flight.
+5. Nothing that a dispatch raises ends the thread, but for the loss of the device.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import isinf
 from typing import Any, Protocol
 
 from hloserve.core.clock import Clock
-from hloserve.core.errors import BackendFailed, BadRequest, DeadlineExceeded, HloserveError
+from hloserve.core.errors import DeadlineExceeded
 from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
-from hloserve.engine.assembly import StagingArea, assemble, check_outputs, slice_rows
-from hloserve.engine.backend import Backend, Buffer, Executable
-from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.assembly import slice_rows
+from hloserve.engine.backend import Backend
+from hloserve.engine.device_queue import DeviceQueue, RunningBatch
+from hloserve.engine.recovery import Recovery, as_ours
 from hloserve.engine.residency.leasing import EverythingResident, Residency
 from hloserve.engine.scheduling.dispatch import Dispatch
-from hloserve.engine.scheduling.queued_request import Outcome, QueuedRequest, deliver, lone_size
+from hloserve.engine.scheduling.queued_request import Outcome, deliver
 from hloserve.engine.scheduling.scheduler import Scheduler
 
 __all__ = ["CHEAP_NS", "Dispatcher", "Post"]
@@ -41,6 +47,12 @@ CHEAP_NS = 300_000
 
 Handing it over and taking the results back wakes two threads, on an idle machine two cores: that
 takes as long, and the loop has nothing better to do.
+"""
+
+
+_HELD_NS = 1_000_000
+"""A batch behind one that computes for longer than this is not taken before half of that time has
+passed, unless it is full: who comes meanwhile goes along, and a more urgent model goes first.
 """
 
 
@@ -61,14 +73,18 @@ class Dispatcher:
         scheduler: where the batches come from.
         clock: measures computing.
         post: brings replies to the loop.
-        soon: runs a callable on the loop thread at the end of this turn: `loop.call_soon`. With it,
-            batches that cost less than a crossing of threads do not cross. Without, all do.
-        residency: gives the weights of a model; None when all weights are on the device.
         on_end: called on the loop when the thread has ended, after all its replies: with None
-            after `Scheduler.drain` or `stop`, else with the fault that ended it.
+            after `Scheduler.drain` or `stop`, else with the fault that ended it: `DeviceLost`, or
+            one of ours.
+        soon: runs a callable on the loop thread at the end of this turn: `loop.call_soon`. With it,
+            batches that cost less than a crossing of threads do not cross. Without, all do. Only
+            for a device that does not run ahead.
+        residency: gives the weights of a model; None when all weights are on the device.
+        in_flight: most dispatches that are taken and not answered, at least 1.
+        sleep: waits for seconds, before a batch is taken behind another one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one object per process, wired once
         self,
         backend: Backend,
         scheduler: Scheduler,
@@ -77,16 +93,22 @@ class Dispatcher:
         on_end: Callable[[Exception | None], object] | None = None,
         soon: Post | None = None,
         residency: Residency | None = None,
+        in_flight: int = 1,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._backend = backend
         self._scheduler = scheduler
-        self._clock = clock
+        self._now_ns = clock.now_ns
         self._post = post
         self._on_end = on_end
         self._soon = soon
+        self._most_in_flight = in_flight
+        self._sleep = sleep
         self._residency = residency or EverythingResident()
-        self._is_synchronous = backend.platform == "cpu"
-        self._staging = StagingArea()
+        self._queue = DeviceQueue(
+            backend, clock, self._residency, None if residency is None else self._prefetch
+        )
+        self._recovery = Recovery(self._queue, clock, self._residency)
+        self._running: deque[tuple[Dispatch, RunningBatch]] = deque()  # the oldest first
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
 
     def start(self) -> None:
@@ -95,27 +117,6 @@ class Dispatcher:
         if self._soon is not None:
             self._scheduler.announce_to(partial(self._soon, self._run_cheap))
         self._thread.start()
-
-    def _run_cheap(self) -> None:
-        """Run the next batch here, on the loop thread, if that is quicker than waking the other."""
-        scheduler = self._scheduler
-        try:
-            dispatch = scheduler.take_cheap(CHEAP_NS)
-        except Exception as error:  # noqa: BLE001  # our own fault: logged
-            log_event(log, "take_cheap_failed", level=logging.CRITICAL, error=error)
-            scheduler.wake()  # the other thread meets the same fault, and ends in order
-            return
-        if dispatch is None:
-            return
-        try:
-            outputs, outcomes = self._run_dispatch(dispatch)
-            _deliver_dispatch(dispatch, outputs, outcomes)
-        except Exception as error:  # noqa: BLE001  # our own fault: logged, and nobody waits for ever
-            log_event(log, "cheap_dispatch_failed", level=logging.CRITICAL, error=error)
-            everybody = dispatch.requests + dispatch.expired
-            deliver(everybody, [_translated(error, dispatch.model.name) for _ in everybody])
-        finally:
-            scheduler.end_cheap(dispatch)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end after `Scheduler.drain` or `stop`; False when it has not."""
@@ -126,117 +127,165 @@ class Dispatcher:
         fault = self._serve_until_closed()
         with suppress(RuntimeError):  # a loop that is closed has nobody left to be told
             if fault is not None:
+                self._abandon(fault)
                 self._post(self._scheduler.stop)
             if self._on_end is not None:
                 self._post(self._on_end, fault)
+        self._queue.close()
 
     def _serve_until_closed(self) -> Exception | None:
+        """Serve until the scheduler is closed, or until nothing can be served any more."""
         try:
-            while (dispatch := self._scheduler.next_dispatch()) is not None:
-                self._serve(dispatch)
-                self._scheduler.end(dispatch)
+            if self._most_in_flight == 1:
+                self._serve_one_by_one()
+            else:
+                self._serve_overlapping()
         except Exception as error:  # noqa: BLE001  # our own fault, or a closed loop: logged
             log_event(log, "dispatch_thread_died", level=logging.CRITICAL, error=error)
             return error
-        return None
+        return self._recovery.lost
 
-    def _serve(self, dispatch: Dispatch) -> None:
-        self._post(_deliver_dispatch, dispatch, *self._run_dispatch(dispatch))
+    def _serve_one_by_one(self) -> None:
+        while self._recovery.lost is None:
+            dispatch = self._scheduler.next_dispatch()
+            if dispatch is None:
+                return
+            self._post(_deliver_dispatch, dispatch, *self._run_whole(dispatch))
+            self._scheduler.end(dispatch)
 
-    def _run_dispatch(self, dispatch: Dispatch) -> tuple[list[Array] | None, list[Outcome]]:
+    def _serve_overlapping(self) -> None:
+        running = self._running
+        while self._recovery.lost is None:
+            if not running:
+                dispatch = self._scheduler.next_dispatch()
+            elif len(running) < self._most_in_flight:
+                dispatch = self._next_behind()
+            else:
+                dispatch = None
+            if dispatch is not None:
+                self._start(dispatch)
+            elif running:
+                self._finish_oldest()
+            else:
+                return
+
+    def _next_behind(self) -> Dispatch | None:
+        """Take the batch to prepare while others run, neither too early nor too late.
+
+        None when nobody waits, or when it should run after them: its weights do not fit beside
+        theirs.
+        """
+        scheduler = self._scheduler
+        upcoming = scheduler.upcoming()
+        if upcoming is None or scheduler.depth(upcoming) < upcoming.effective_max_batch_size:
+            self._hold()
+            upcoming = scheduler.upcoming()
+        if upcoming is None or not self._residency.fits(upcoming):
+            return None
+        return scheduler.poll_dispatch()
+
+    def _hold(self) -> None:
+        """Let requests gather until half of the oldest running batch has passed."""
+        dispatch, batch = self._running[0]
+        cost_ns = dispatch.cost_ns
+        if cost_ns > _HELD_NS and not isinf(cost_ns):
+            wait_ns = self._queue.started_ns(batch) + cost_ns / 2 - self._now_ns()
+            if wait_ns > 0:
+                self._sleep(wait_ns / 1e9)
+
+    def _prefetch(self) -> None:
+        """Have the weights of the next model brought while a batch runs."""
+        upcoming = self._scheduler.upcoming()
+        if upcoming is not None and not self._residency.is_resident(upcoming):
+            self._residency.prefetch(upcoming)
+
+    def _start(self, dispatch: Dispatch) -> None:
+        if not dispatch.requests:
+            self._reply(dispatch, None, [])
+            return
+        try:
+            batch = self._queue.begin(
+                dispatch.model, dispatch.requests, dispatch.rows, dispatch.size
+            )
+        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
+            self._fail(dispatch, error, had_company=bool(self._running))
+        else:
+            self._running.append((dispatch, batch))
+
+    def _finish_oldest(self) -> None:
+        dispatch, batch = self._running.popleft()
+        try:
+            outputs = self._queue.end(batch)
+        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
+            had_company = bool(self._running) or not batch.is_alone
+            self._fail(dispatch, error, had_company=had_company)
+        else:
+            self._reply(dispatch, outputs, [])
+
+    def _fail(self, dispatch: Dispatch, error: Exception, *, had_company: bool) -> None:
+        while self._running:
+            self._finish_oldest()
+        self._reply(dispatch, *self._recover(dispatch, error, had_company=had_company))
+
+    def _recover(
+        self, dispatch: Dispatch, error: Exception, *, had_company: bool
+    ) -> tuple[list[Array] | None, list[Outcome]]:
+        try:
+            return self._recovery.recover(dispatch, error, had_company=had_company)
+        except Exception as fault:  # noqa: BLE001  # our own fault: logged, and nobody waits for ever
+            log_event(log, "recovery_failed", level=logging.CRITICAL, error=fault)
+            answer = as_ours(fault, dispatch.model.name)
+            return None, [answer for _ in dispatch.requests]
+
+    def _reply(
+        self, dispatch: Dispatch, outputs: list[Array] | None, outcomes: list[Outcome]
+    ) -> None:
+        self._post(_deliver_dispatch, dispatch, outputs, [*outcomes, *_shed(dispatch)])
+        self._scheduler.end(dispatch)
+
+    def _abandon(self, fault: Exception) -> None:
+        """Tell everybody whose batch will not be ended that the thread has died."""
+        while self._running:
+            dispatch, _ = self._running.popleft()
+            everybody = dispatch.requests + dispatch.expired
+            answer = as_ours(fault, dispatch.model.name)
+            self._post(deliver, everybody, [answer for _ in everybody])
+
+    def _run_cheap(self) -> None:
+        """Run the next batch here, on the loop thread, if that is quicker than waking the other."""
+        scheduler = self._scheduler
+        try:
+            dispatch = scheduler.take_cheap(CHEAP_NS, self._residency.is_resident)
+        except Exception as error:  # noqa: BLE001  # our own fault: logged
+            log_event(log, "take_cheap_failed", level=logging.CRITICAL, error=error)
+            scheduler.wake()  # the other thread meets the same fault, and ends in order
+            return
+        if dispatch is None:
+            return
+        try:
+            _deliver_dispatch(dispatch, *self._run_whole(dispatch))
+        except Exception as error:  # noqa: BLE001  # our own fault: logged, and nobody waits for ever
+            log_event(log, "cheap_dispatch_failed", level=logging.CRITICAL, error=error)
+            everybody = dispatch.requests + dispatch.expired
+            deliver(everybody, [as_ours(error, dispatch.model.name) for _ in everybody])
+        finally:
+            scheduler.end_cheap(dispatch)
+        if self._recovery.lost is not None:
+            scheduler.stop()  # the other thread wakes, finds nothing to do and tells why
+
+    def _run_whole(self, dispatch: Dispatch) -> tuple[list[Array] | None, list[Outcome]]:
         outputs: list[Array] | None = None
         outcomes: list[Outcome] = []
-        requests = dispatch.requests
-        if requests:
+        if dispatch.requests:
             try:
-                outputs = self._execute(dispatch.model, requests, dispatch.rows, dispatch.size)
+                outputs = self._queue.run(
+                    dispatch.model, dispatch.requests, dispatch.rows, dispatch.size
+                )
             except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
-                outcomes = self._recover(dispatch, error)
+                outputs, outcomes = self._recover(dispatch, error, had_company=False)
         if dispatch.expired:
-            outcomes += _shed(dispatch)
+            outcomes = [*outcomes, *_shed(dispatch)]
         return outputs, outcomes
-
-    def _execute(
-        self, model: DeviceModel, requests: Sequence[QueuedRequest], rows: int, size: int
-    ) -> list[Array]:
-        """Run one batch; raises whatever went wrong."""
-        executable = _executable(model, requests[0].variant, size)
-        padded = size if model.can_coalesce else 0
-        now_ns = self._clock.now_ns
-        begin_ns = now_ns()
-        inputs = assemble(
-            model.inputs, [request.inputs for request in requests], rows, padded, self._staging
-        )
-        assembled_ns = now_ns()
-        outputs, transferred_ns, executed_ns = self._compute(model, executable, inputs)
-        end_ns = now_ns()
-        compute_ns = end_ns - assembled_ns
-        result_rows = (padded or rows) if model.has_batch_axis else None
-        check_outputs(model.name, model.outputs, outputs, result_rows)
-        model.statistics.learn_cost(requests[0].variant, size, compute_ns)
-        model.statistics.record_dispatch(
-            size,
-            len(requests),
-            rows,
-            compute_ns,
-            transferred_ns - begin_ns,
-            executed_ns - transferred_ns,
-            end_ns - executed_ns,
-        )
-        return outputs
-
-    def _compute(
-        self, model: DeviceModel, executable: Executable, inputs: Sequence[Array]
-    ) -> tuple[list[Array], int, int]:
-        """Outputs, the instant when the inputs were on the device, and that of the results.
-
-        An accelerator executes while we go on, and is waited for in `to_host`: what is seen there
-        is the execution, and getting the outputs hides in it.
-        """
-        backend, now_ns = self._backend, self._clock.now_ns
-        weights = self._residency.lease(model)
-        transient: list[Buffer] = []
-        try:
-            transient += backend.to_device(inputs)
-            transferred_ns = now_ns()
-            results = backend.execute(executable, [*transient, *weights])
-            executed_ns = now_ns()
-            transient += results
-            outputs = backend.to_host(results)
-            return outputs, transferred_ns, executed_ns if self._is_synchronous else now_ns()
-        finally:
-            backend.free(transient)
-            self._residency.release(model)
-
-    def _recover(self, dispatch: Dispatch, error: Exception) -> list[Outcome]:
-        """Find out who made a batch fail, by running each request alone."""
-        model, requests = dispatch.model, dispatch.requests
-        log_event(
-            log, "dispatch_failed", level=logging.ERROR, error=error, model=model.name,
-            requests=len(requests), rows=dispatch.rows, size=dispatch.size,
-        )  # fmt: skip
-        if len(requests) == 1:
-            model.statistics.failed_count += 1
-            return [_translated(error, model.name)]
-        return [self._retry(model, request) for request in requests]
-
-    def _retry(self, model: DeviceModel, request: QueuedRequest) -> Outcome:
-        if request.is_cancelled:
-            return []
-        now_ns = self._clock.now_ns()
-        if now_ns >= request.deadline_ns:
-            model.statistics.shed_count += 1
-            return DeadlineExceeded(model.name, late_ns=now_ns - request.deadline_ns)
-        try:
-            outputs = self._execute(model, [request], request.rows, lone_size(model, request))
-        except Exception as error:  # noqa: BLE001  # the edge of a dispatch: logged, translated
-            log_event(
-                log, "retry_failed", level=logging.ERROR, error=error, model=model.name,
-                rows=request.rows,
-            )  # fmt: skip
-            model.statistics.failed_count += 1
-            return _translated(error, model.name)
-        return slice_rows(model.outputs, outputs, [request.rows])[0]
 
 
 def _deliver_dispatch(
@@ -272,21 +321,3 @@ def _shed(dispatch: Dispatch) -> list[Outcome]:
         DeadlineExceeded(model.name, late_ns=started_ns - request.deadline_ns)
         for request in dispatch.expired
     ]
-
-
-def _executable(model: DeviceModel, variant: VariantKey, size: int) -> Executable:
-    try:
-        return model.executables[variant][size]
-    except KeyError:
-        raise BadRequest(
-            f"model {model.name!r} has no program for {size} rows of shape {variant or 'any'}"
-        ) from None
-
-
-def _translated(error: Exception, model: str) -> HloserveError:
-    """Our own errors as they are; a foreign one at the edge of the thread becomes ours."""
-    if isinstance(error, HloserveError):
-        return error
-    failed = BackendFailed("execution", model, str(error) or type(error).__name__)
-    failed.__cause__ = error
-    return failed

@@ -17,6 +17,7 @@ from hloserve.engine.assembly import (
     split_inputs,
 )
 from hloserve.engine.backend import ALIGNMENT_BYTES
+from hloserve.engine.fake_backend import FakeBackend
 
 X = spec("x", "nc", c=3)
 LARGE = spec("x", "nc", c=4096)
@@ -210,3 +211,44 @@ def test_joining_one_part_copies_nothing() -> None:
     array = _rows(1)
 
     assert join_outputs([X], [[array]])[0] is array
+
+
+def test_staging_memory_stays_pinned_until_the_dispatch_that_outgrew_it_has_ended() -> None:
+    """A transfer may still read what the area has given out before it grew."""
+    backend = FakeBackend()
+    staging = StagingArea(backend)
+    staging.start()
+    first = staging.take((100,), np.dtype(np.uint8))
+    second = staging.take((1000,), np.dtype(np.uint8))
+
+    assert [_holds(memory, first, second) for memory in backend.pinned] == [
+        [True, False],
+        [False, True],
+    ]
+    staging.start()
+    assert [_holds(memory, first, second) for memory in backend.pinned] == [[False, True]]
+    staging.close()
+    assert backend.pinned == []
+
+
+def _holds(memory: Array, *arrays: Array) -> list[bool]:
+    return [bool(np.shares_memory(memory, array)) for array in arrays]
+
+
+def test_staging_memory_is_used_where_pinning_is_refused() -> None:
+    """Then transfers are slower, and nothing else."""
+
+    class Unpinned(FakeBackend):
+        def pin(self, memory: Array) -> bool:
+            return False
+
+        def unpin(self, memory: Array) -> None:
+            raise AssertionError("it was not pinned")
+
+    staging = StagingArea(Unpinned())
+    for nbytes in (10, 1000):
+        staging.start()
+        staging.take((nbytes,), np.dtype(np.uint8))[...] = 1
+    staging.close()
+
+    assert staging.capacity_bytes == 0

@@ -26,7 +26,6 @@ from hloserve.core.errors import (
     DeviceMemoryFull,
     ShuttingDown,
 )
-from hloserve.core.tensors import Array
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.dispatcher import Dispatcher
@@ -268,7 +267,7 @@ def test_foreign_error_becomes_ours_and_keeps_its_cause() -> None:
 
     class RudeBackend(FakeBackend):
         @override
-        def to_host(self, buffers: Sequence[object]) -> list[Array]:
+        def execute(self, executable: object, arguments: Sequence[object]) -> Sequence[object]:
             raise MemoryError("rude")
 
     backend = RudeBackend()
