@@ -12,6 +12,7 @@ from hloserve.config.schema import HooksConfig, LoggingConfig, RuntimeConfig
 __all__ = [
     "LogFormat",
     "Resolved",
+    "resolve_dispatches_in_flight",
     "resolve_hook_threads",
     "resolve_load_threads",
     "resolve_log_format",
@@ -65,3 +66,17 @@ def resolve_load_threads(config: RuntimeConfig, *, cpus: int) -> Resolved[int]:
     if config.load_threads != "auto":
         return Resolved(config.load_threads, "configured")
     return Resolved(min(4, cpus), f"{cpus} CPUs, at most 4 threads")
+
+
+def resolve_dispatches_in_flight(config: RuntimeConfig, *, runs_ahead: bool) -> Resolved[int]:
+    """Choose how many dispatches the device is given at once.
+
+    Args:
+        config: the wish.
+        runs_ahead: the device takes a dispatch while another one executes.
+    """
+    if not runs_ahead:
+        return Resolved(1, "the device executes when it is called")
+    if config.dispatches_in_flight != "auto":
+        return Resolved(config.dispatches_in_flight, "configured")
+    return Resolved(2, "one executes while the next one is prepared")

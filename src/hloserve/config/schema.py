@@ -90,6 +90,12 @@ class RuntimeConfig(Section, frozen=True, kw_only=True):
     load_threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     """Number of bundles that are loaded at once; `auto` is the number of CPUs, at most 4."""
 
+    dispatches_in_flight: Annotated[int, Meta(ge=1, le=8)] | Literal["auto"] = "auto"
+    """Most batches that the device has been given and that are not answered. While one executes,
+    the next one is laid together and transferred, so that the device does not wait for it; each
+    takes staging memory and device memory of its own. `auto` is 2 on an accelerator. The CPU device
+    executes when it is called, so there it is always 1."""
+
     reload_without_room: Literal["keep_old", "unload_first"] = "keep_old"
     """When a changed bundle is reloaded and the device cannot hold the old and the new model at
     once: go on with the old one and try again later (`keep_old`), or unload it first, so that

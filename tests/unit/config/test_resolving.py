@@ -1,9 +1,12 @@
 """Settings that depend on the machine."""
 
+from typing import Literal
+
 import pytest
 
 from hloserve.config import resolve_hook_threads, resolve_log_format
-from hloserve.config.schema import HooksConfig, LoggingConfig
+from hloserve.config.resolving import resolve_dispatches_in_flight
+from hloserve.config.schema import HooksConfig, LoggingConfig, RuntimeConfig
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [(1, 2), (4, 4), (64, 8)])
@@ -28,3 +31,21 @@ def test_log_is_text_on_a_terminal_and_json_elsewhere() -> None:
     assert "json" == resolve_log_format(automatic, is_terminal=False).value
     assert "json" == resolve_log_format(LoggingConfig(format="json"), is_terminal=True).value
     assert "text" == resolve_log_format(LoggingConfig(format="text"), is_terminal=False).value
+
+
+@pytest.mark.parametrize(
+    ("wish", "runs_ahead", "expected"),
+    [("auto", True, 2), ("auto", False, 1), (4, True, 4), (4, False, 1), (1, True, 1)],
+)
+def test_dispatches_are_in_flight_where_the_device_runs_ahead(
+    wish: int | Literal["auto"],
+    runs_ahead: bool,
+    expected: int,
+) -> None:
+    """A device that executes when it is called has one, whatever the wish, and says why."""
+    resolved = resolve_dispatches_in_flight(
+        RuntimeConfig(dispatches_in_flight=wish), runs_ahead=runs_ahead
+    )
+
+    assert expected == resolved.value
+    assert resolved.reason
