@@ -131,6 +131,8 @@ class Residency(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.leases:
             self.shelf.cache.release(self.leases.pop())
+        for model in self.models:
+            self.shelf.cache.discard(model)
         self.shelf.cache.close()
         assert 0 == self.shelf.backend.in_use_bytes
         self.directory.cleanup()

@@ -104,5 +104,7 @@ def shelf(directory: Path, units: int | None = 2, **more: Any) -> Iterator[Shelf
     made = Shelf(directory, units, **more)
     yield made
     made.cache.close()
+    for model in made.cache.status().models:
+        made.cache.discard(model)
     made.backend.close()
     assert made.backend.in_use_bytes == 0, "weights were left on the device"

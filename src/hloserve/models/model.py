@@ -178,6 +178,11 @@ class Model:
         manifest = replace(self.manifest, name=name)
         return replace(self, name=name, bundle=bundle, metadata=metadata, manifest=manifest)
 
+    @property
+    def is_servable(self) -> bool:
+        """False while requests are refused for where the weights are. Any thread."""
+        return self.placement is None or self.placement.is_servable(self.device)
+
     def free(self) -> None:
         """Give the weights and the hook module back. The model must be idle. Idempotent.
 

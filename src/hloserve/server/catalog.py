@@ -83,7 +83,8 @@ class Catalog:
         check_version(name, version)
         for entry in self._entries():
             if entry.name == name:
-                return entry.state is ModelState.READY and not self.is_draining
+                is_ready = entry.state is ModelState.READY and not self.is_draining
+                return is_ready and self._has_weights(name)
         raise ModelNotFound(name)
 
     def knows(self, name: str) -> bool:
@@ -98,6 +99,12 @@ class Catalog:
             for entry in self._entries()
             if entry.name not in hidden and (not ready_only or entry.state is ModelState.READY)
         ]
+
+    def _has_weights(self, name: str) -> bool:
+        """False while a controller keeps weights that a request needs off the device."""
+        model = self._registry.get(name)
+        calls = model.manifest.calls if model.is_meta else ()
+        return all(each.is_servable for each in (model, *map(self._registry.get, calls)))
 
     def _entries(self) -> list[ModelIndexEntry]:
         return with_sub_models(self._registry.index(), self._registry.metas())

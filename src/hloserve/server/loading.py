@@ -20,6 +20,8 @@ from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.programs.executable_cache import ExecutableCache
 from hloserve.engine.programs.program_probe import ProgramProbe
+from hloserve.engine.residency.floors import Floor
+from hloserve.engine.residency.placement import WeightsPlacement
 from hloserve.models.loader import LoadOptions, load_model
 from hloserve.models.model import Model
 from hloserve.models.progress import Progress
@@ -57,6 +59,7 @@ class BundleLoader:
         config: whose settings for single models apply.
         progress: hears the details.
         probe: reads programs before this process does; None trusts the files that far.
+        placement: takes charge of the weights; None has them on the device, for good.
 
     Threading: load threads call it, several at once.
     """
@@ -67,6 +70,7 @@ class BundleLoader:
         config: WorkerConfig,
         progress: Progress,
         probe: ProgramProbe | None = None,
+        placement: WeightsPlacement | None = None,
     ) -> None:
         self.backend = backend
         self._config = config
@@ -75,6 +79,7 @@ class BundleLoader:
                 Path(config.runtime.executable_cache_dir).mkdir(parents=True, exist_ok=True)
         self._progress = progress
         self._probe = probe
+        self._placement = placement
 
     def prepare(self) -> None:
         """Start what the next load will need, because there will be one soon."""
@@ -157,4 +162,6 @@ class BundleLoader:
             probe=self._probe,
             known=known,
             hook_timeout_s=self._config.hooks.load_timeout_seconds,
+            placement=self._placement,
+            floor=Floor(settings.residency) if settings and settings.residency else None,
         )

@@ -25,8 +25,11 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 from typing_extensions import override
 
+from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.engine.statistics import percentile
 from hloserve.models.model import Model
+from hloserve.server.metric_families import counter, gauge
+from hloserve.server.residency_metrics import residency_families
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -134,7 +137,7 @@ class RequestMetrics:
             latency.add_metric([name], _cumulative(counts.latency_counts), sum_s)
         yield requests
         yield latency
-        yield _counter("worker_requests_shed", "Requests refused at the in-flight cap.", self.shed)
+        yield counter("worker_requests_shed", "Requests refused at the in-flight cap.", self.shed)
 
 
 def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
@@ -173,6 +176,11 @@ class WorkerView(Protocol):
         """Loads, reloads, failures, renames and removals since the start."""
         ...
 
+    @property
+    def residency(self) -> ResidencyStatus | None:
+        """Where weights are; None until the device is open."""
+        ...
+
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models by name, with the depth of their queues."""
         ...
@@ -193,13 +201,15 @@ class _WorkerCollector(Collector):
         yield from worker.request_metrics.families()
         yield from _model_counters(models)
         yield from _model_gauges(models)
-        yield _gauge("worker_models_loaded", "Models that serve.", len(models))
+        devices = {name: model.device for name, (model, _) in models.items() if not model.is_meta}
+        yield from residency_families(worker.residency, devices)
+        yield gauge("worker_models_loaded", "Models that serve.", len(models))
         yield from _failures(worker.failed_models())
         yield _changes(worker.model_changes)
-        yield _gauge(
+        yield gauge(
             "worker_inflight_requests", "Inference requests being handled.", worker.in_flight
         )
-        yield _gauge(
+        yield gauge(
             "worker_max_concurrent_requests",
             "Cap on inference requests in flight; 0 means none.",
             worker.max_in_flight,
@@ -207,16 +217,8 @@ class _WorkerCollector(Collector):
         yield InfoMetricFamily("worker", "What this worker is.", value=dict(worker.info))
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
-
-
 def _failures(reasons: Mapping[str, str]) -> Iterator[Metric]:
-    yield _gauge("worker_models_failed", "Models whose last load failed.", len(reasons))
+    yield gauge("worker_models_failed", "Models whose last load failed.", len(reasons))
     failed = GaugeMetricFamily(
         "worker_model_failed", "1, with the reason, while it is so.", labels=["model", "reason"]
     )
@@ -276,9 +278,6 @@ def _model_gauges(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]:
         "Wait from queueing to dispatch, over the last 1,024 requests.",
         labels=["model", "quantile"],
     )
-    resident = GaugeMetricFamily(
-        "worker_model_resident", "1 when the weights are on the device.", labels=["model"]
-    )
     weights = GaugeMetricFamily(
         "worker_model_weight_bytes", "Size of the weights.", labels=["model"]
     )
@@ -290,10 +289,9 @@ def _model_gauges(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]:
         waits_ns = model.device.statistics.waits_ns()
         for quantile in (0.5, 0.99):
             wait.add_metric([name, str(quantile)], percentile(waits_ns, quantile) * 1e-9)
-        resident.add_metric([name], 1)
         weights.add_metric([name], model.weight_bytes)
         largest.add_metric([name], model.device.effective_max_batch_size)
-    yield from (depth, wait, resident, weights, largest)
+    yield from (depth, wait, weights, largest)
 
 
 class Exposition:

@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from hloserve.bundle.fingerprint import CACHE_DIRECTORY, TEMPORARY_MARK
+from hloserve.config.schema import WorkerConfig
 from hloserve.core.logging import log_event
 from hloserve.engine.dispatcher import Post
 from hloserve.models.repository_look import Look, look_at
+from hloserve.server.startup import repository_roots
 
-__all__ = ["Notifier", "Watcher", "watch_files"]
+__all__ = ["Notifier", "Watcher", "build_watcher", "watch_files"]
 
 log = logging.getLogger(__name__)
 
@@ -244,3 +246,14 @@ def _links_in(roots: Sequence[Path]) -> set[tuple[str, str]]:
         with suppress(OSError), os.scandir(root) as entries:
             found |= {(e.path, os.path.realpath(e.path)) for e in entries if e.is_symlink()}
     return found
+
+
+def build_watcher(config: WorkerConfig, post: Post, on_look: OnLook) -> Watcher:
+    """The watcher of a worker's repositories, not yet started."""
+    return Watcher(
+        repository_roots(config),
+        config.models_include,
+        period_s=config.model_poll_seconds,
+        post=post,
+        on_look=on_look,
+    )

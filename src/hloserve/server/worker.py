@@ -34,6 +34,7 @@ from hloserve.core.logging import configure, log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.programs.program_probe import ProgramProbe
+from hloserve.engine.residency.placement import DeviceWeights
 from hloserve.engine.scheduling.building import build_scheduler
 from hloserve.models.progress import Progress
 from hloserve.models.registry import Registry
@@ -42,6 +43,7 @@ from hloserve.models.task_threads import TaskThreads
 from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
 from hloserve.server.collector import spare_the_collector
+from hloserve.server.device import build_dispatcher, open_weights
 from hloserve.server.grpc_services import build_grpc_services
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
@@ -64,7 +66,7 @@ from hloserve.server.startup import (
     repository_roots,
     startup_set,
 )
-from hloserve.server.watcher import Watcher
+from hloserve.server.watcher import Watcher, build_watcher
 from hloserve.server.worker_figures import WorkerFigures
 
 __all__ = ["Worker", "serve"]
@@ -193,6 +195,7 @@ class Worker:
         self._catalog = Catalog(self.registry, self.shared_memory.extensions, exposed)
         self._listeners = self._build_listeners(loaded, pages)
         self._dispatcher: Dispatcher | None = None
+        self._weights: DeviceWeights | None = None
         self._startup: Startup | None = None
         self._watcher: Watcher | None = None
         self._progress: Progress
@@ -225,8 +228,15 @@ class Worker:
         control = RepositoryControl(self.repository, roots, self.config, self._look_threads)
         registry, metrics = self.registry, self.request_metrics
         operations = build_operations(self.config, registry, self._scheduler, metrics, clock)
+        self._control = operations.control
         figures = WorkerFigures(
-            self.config, registry, self._scheduler, inference, metrics, self.model_events
+            self.config,
+            registry,
+            self._scheduler,
+            inference,
+            metrics,
+            self.model_events,
+            self._control,
         )
         return Listeners(
             self.config,
@@ -319,30 +329,25 @@ class Worker:
         """The device is there: start the thread that will own it, and load."""
         self.registry.is_discovering = False
         log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
-        # On the CPU a cheap program runs where it was asked for. An accelerator may be slow, or
-        # hang, for reasons of its own, and must not take the loop with it.
-        soon = self._listeners.soon if backend.platform == "cpu" else None
-        self._dispatcher = Dispatcher(
+        weights = open_weights(self.config, backend, self._scheduler, self._clock)
+        self._control.residency = self._weights = weights
+        self._dispatcher = build_dispatcher(
+            self.config,
             backend,
+            weights,
             self._scheduler,
             self._clock,
-            self._listeners.post,
-            on_end=self._dispatch_ended,
-            soon=soon,
+            self._listeners,
+            self._dispatch_ended,
         )
         self._dispatcher.start()
         bundles = startup_set(self.config, look)
         self._progress.bundles_found(len(bundles))
-        loader = BundleLoader(backend, self.config, self._progress, self._probe)
+        loader = BundleLoader(backend, self.config, self._progress, self._probe, self._weights)
         self.repository.begin(loader, bundles)
         if self.config.model_control_mode != "static":
-            self._watcher = Watcher(
-                repository_roots(self.config),
-                self.config.models_include,
-                period_s=self.config.model_poll_seconds,
-                post=self._loop.call_soon_threadsafe,
-                on_look=self.repository.observed,
-            )
+            post = self._loop.call_soon_threadsafe
+            self._watcher = build_watcher(self.config, post, self.repository.observed)
             self.repository.look_soon = self._watcher.look_now
             self._watcher.start(look)
 
@@ -379,6 +384,8 @@ class Worker:
         self._scheduler.stop()
         if self._dispatcher is not None:
             await asyncio.to_thread(self._dispatcher.join, self.config.drain_timeout_s)
+        if self._weights is not None:
+            await asyncio.to_thread(self._weights.close)
         self._hook_threads.close()
         self._meta_threads.close()
         self._look_threads.close()

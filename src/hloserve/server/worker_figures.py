@@ -11,9 +11,11 @@ from typing_extensions import override
 from hloserve import __version__
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.requests import ModelState
+from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.model import Model
 from hloserve.models.registry import Registry
+from hloserve.server.control import ModelControl
 from hloserve.server.inference import InferenceService
 from hloserve.server.metrics import RequestMetrics, WorkerView
 from hloserve.server.model_events import ModelEvents
@@ -32,6 +34,7 @@ class WorkerFigures(WorkerView):
         inference: InferenceService,
         request_metrics: RequestMetrics,
         model_events: ModelEvents,
+        control: ModelControl,
     ) -> None:
         self._config = config
         self._registry = registry
@@ -39,6 +42,7 @@ class WorkerFigures(WorkerView):
         self._inference = inference
         self._request_metrics = request_metrics
         self._model_events = model_events
+        self._control = control
 
     @property
     @override
@@ -62,6 +66,7 @@ class WorkerFigures(WorkerView):
             "version": __version__,
             "control_mode": self._config.model_control_mode,
             "discipline": self._config.scheduler.discipline,
+            "residency_mode": self._config.runtime.residency,
             "device_ordinal": str(self._config.runtime.device_ordinal),
         }
 
@@ -69,6 +74,12 @@ class WorkerFigures(WorkerView):
     @override
     def model_changes(self) -> Mapping[str, int]:
         return self._model_events.counts
+
+    @property
+    @override
+    def residency(self) -> ResidencyStatus | None:
+        residency = self._control.residency
+        return None if residency is None else residency.status()
 
     @override
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.server_services import Services, running_services
 
+from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.models.model import Model
 from hloserve.server.metrics import Exposition, RequestMetrics
 
@@ -21,6 +22,7 @@ class _View:
         self._services = services
         self.request_metrics: RequestMetrics = services.metrics
         self.in_flight = 3
+        self.residency: ResidencyStatus | None = None
 
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """The model, with a queue of five."""

@@ -6,7 +6,7 @@ that carries it over the wire (`hloserve.server`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -54,6 +54,7 @@ class ResidencyStatus:
         mode: who decides.
         max_bytes: most bytes of weights that are on the device without being pinned; None for no
             budget.
+        pool_bytes: most bytes of all weights, the pinned ones included; None likewise.
         resident_bytes: what these take now.
         pinned_bytes: weights of models whose floor is the device.
         scratch_bytes: what the programs of one model take beside weights, at most; 0 when the
@@ -69,6 +70,7 @@ class ResidencyStatus:
 
     mode: ResidencyMode
     max_bytes: int | None
+    pool_bytes: int | None = field(default=None, kw_only=True)
     resident_bytes: int
     pinned_bytes: int
     scratch_bytes: int

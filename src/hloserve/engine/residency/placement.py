@@ -72,6 +72,10 @@ class WeightsPlacement(Protocol):
         """
         ...
 
+    def is_servable(self, model: DeviceModel) -> bool:
+        """False while requests for a model are refused for where its weights are. Any thread."""
+        ...
+
     def discard(self, model: DeviceModel) -> None:
         """Give back whatever there is of a model's weights, and the file. Idempotent.
 
@@ -84,7 +88,10 @@ class DeviceWeights(Residency, WeightsPlacement, ResidencyControl, Protocol):
     """Everything that has to do with the weights on one device."""
 
     def close(self) -> None:
-        """End threads and tidy up, after all models were discarded or the process ends."""
+        """End threads and give copies back that other processes may share: the process ends.
+
+        What is on the device goes with the process. Nothing is dispatched any more.
+        """
         ...
 
 
@@ -136,6 +143,10 @@ class AllOnDevice(EverythingResident, DeviceWeights):
         yield model.weights
 
     @override
+    def is_servable(self, model: DeviceModel) -> bool:
+        return True
+
+    @override
     def discard(self, model: DeviceModel) -> None:
         with self._lock:
             placed = self._placed.pop(model, None)
@@ -179,4 +190,10 @@ class AllOnDevice(EverythingResident, DeviceWeights):
 
     @override
     def close(self) -> None:
+        with self._lock:
+            placed = list(self._placed.values())
+        for each in placed:
+            copy, each.copy = each.copy, None
+            if copy is not None:
+                copy.release(is_unused=False)
         self._store.close()

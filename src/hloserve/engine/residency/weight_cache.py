@@ -217,6 +217,13 @@ class WeightCache(DeviceWeights):
         self._moves.give_back(freed)
 
     @override
+    def is_servable(self, model: DeviceModel) -> bool:
+        entry = self._entries.get(model)
+        if entry is None or not self._is_external:
+            return True
+        return entry.is_pinned or entry.place is Place.RESIDENT
+
+    @override
     def discard(self, model: DeviceModel) -> None:
         with self._lock:
             entry = self._entries.get(model)
@@ -235,8 +242,13 @@ class WeightCache(DeviceWeights):
     @override
     def close(self) -> None:
         self._ahead.close()
-        for model in list(self._entries):
-            self.discard(model)
+        with self._lock:
+            entries = list(self._entries.values())
+            copies = [entry.copy for entry in entries if entry.copy is not None]
+            for entry in entries:
+                entry.copy = None
+        for copy in copies:
+            copy.release(is_unused=False)
         self._store.close()
 
     # What an operator sees and changes.
@@ -247,6 +259,7 @@ class WeightCache(DeviceWeights):
             return ResidencyStatus(
                 mode=ResidencyMode.EXTERNAL if self._is_external else ResidencyMode.SELF_MANAGED,
                 max_bytes=self._set.budget.on_demand_bytes,
+                pool_bytes=self._set.budget.pool_bytes,
                 resident_bytes=self._set.counted_bytes,
                 pinned_bytes=self._set.pinned_bytes,
                 scratch_bytes=self._set.max_scratch_bytes,

@@ -276,8 +276,10 @@ def test_model_that_is_discarded_while_it_is_prefetched_leaves_nothing(tmp_path:
 
         under_test.cache.discard(a)
         under_test.backend.transfer_gate.open()
+        under_test.cache.close()
 
-    assert {} == under_test.cache.status().models
+        assert {} == under_test.cache.status().models
+        assert 0 == under_test.backend.in_use_bytes
 
 
 def test_compaction_takes_off_what_is_idle(tmp_path: Path) -> None:
@@ -514,11 +516,15 @@ def test_second_load_of_the_same_weights_waits_for_the_first(tmp_path: Path) -> 
         assert 1 == under_test.figures[0]
 
 
-def test_closing_discards_all_models(tmp_path: Path) -> None:
-    """Nothing is left; a second time changes nothing."""
+def test_closing_gives_copies_back_once(tmp_path: Path) -> None:
+    """What is discarded afterwards has none any more; a second time changes nothing."""
     made = Shelf(tmp_path)
-    made.admit("a")
+    a = made.admit("a", floor=Floor.SYSTEM)
+    made.use(a)
+
     made.cache.close()
     made.cache.close()
 
-    assert {} == made.cache.status().models
+    assert not made.cache.status().models[a].is_on_host
+    made.cache.discard(a)
+    assert 0 == made.backend.in_use_bytes
