@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from hloserve.core.errors import HloserveError
+from hloserve.core.errors import DeviceMemoryFull, HloserveError
 from hloserve.core.model_control import Floor
 from hloserve.core.tickets import Ticket
 from hloserve.engine.device_model import DeviceModel
@@ -64,12 +64,12 @@ class FakeResidency(ResidencyControl):
     """Weights of 1,000 bytes for each model, where floors say.
 
     Attributes:
-        refusal: what the next change fails with.
+        full_for: the model that there is no room for.
         calls: changes, in order.
     """
 
     def __init__(self, mode: ResidencyMode = ResidencyMode.EXTERNAL) -> None:
-        self.refusal: HloserveError | None = None
+        self.full_for = ""
         self.calls: list[object] = []
         self._status = ResidencyStatus(
             mode=mode,
@@ -92,8 +92,8 @@ class FakeResidency(ResidencyControl):
 
     @override
     def set_floor(self, model: DeviceModel, floor: Floor) -> None:
-        if self.refusal is not None:
-            raise self.refusal
+        if model.name == self.full_for:
+            raise DeviceMemoryFull(1_000, 10)
         self.calls.append((model.name, floor))
         there = ModelResidency(floor, 1_000, floor is Floor.DEVICE, floor is Floor.SYSTEM)
         self._status = replace(self._status, models={**self._status.models, model: there})

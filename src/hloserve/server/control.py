@@ -1,6 +1,7 @@
 """What an operator, or a controller, asks of a worker's device, and tells it.
 
-What lives here: answers, put together from registry, scheduler and residency. What does not: bytes
+What lives here: answers, put together from registry, scheduler and residency. What does not: single
+models, and what meta models stand for (`hloserve.server.control_models`), bytes
 (`hloserve.wire.control_protobuf`), where weights are (`hloserve.engine.residency`) and shares of
 the device (`hloserve.engine.scheduling`). Loop thread; what changes the device runs on the dispatch
 thread, between two dispatches.
@@ -9,22 +10,23 @@ Source: spec "Control service", "Live policy".
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
-from hloserve.core.errors import NotPossibleNow
+from hloserve.core.errors import ModelNotFound, NotPossibleNow
 from hloserve.core.logging import log_event
-from hloserve.core.model_control import Compaction, ControlStatus, Floor, ModelControlStatus
+from hloserve.core.model_control import Compaction, ControlStatus, Floor
 from hloserve.core.tickets import Ticket
 from hloserve.engine.device_model import DeviceModel
-from hloserve.engine.residency.floors import (
-    ModelResidency,
-    ResidencyControl,
-    ResidencyMode,
-    ResidencyStatus,
-)
-from hloserve.models.model import Model
+from hloserve.engine.residency.floors import ResidencyControl, ResidencyMode, ResidencyStatus
 from hloserve.models.registry import Registry
+from hloserve.server.control_models import (
+    Shares,
+    devices_of,
+    devices_to_set,
+    model_statuses,
+    set_floors,
+)
 
 __all__ = ["Commands", "ModelControl"]
 
@@ -40,23 +42,15 @@ _MODES = {
 """The names of the protocol, which has two: a worker without a budget manages itself."""
 
 
-class Commands(Protocol):
+class Commands(Shares, Protocol):
     """The part of the scheduler that is asked here."""
 
     def command(self, run: Callable[[], T]) -> Ticket[T]:
         """Run on the dispatch thread, between dispatches."""
         ...
 
-    def depth(self, model: DeviceModel) -> int:
-        """Requests that wait for a model."""
-        ...
-
-    def weight(self, model: DeviceModel) -> float:
-        """A model's share."""
-        ...
-
     def set_weight(self, model: DeviceModel, weight: float) -> None:
-        """Change it."""
+        """Change a model's share."""
         ...
 
 
@@ -67,15 +61,23 @@ class ModelControl:
         registry: the models.
         scheduler: their queues and shares, and the way to the dispatch thread.
         discipline: how the next model is chosen.
+        exposed_models: models that the status lists although meta models call them; ``*`` for all.
 
     Attributes:
         residency: where weights are; None until the device is open.
     """
 
-    def __init__(self, registry: Registry, scheduler: Commands, discipline: str) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        scheduler: Commands,
+        discipline: str,
+        exposed_models: Collection[str] = (),
+    ) -> None:
         self._registry = registry
         self._scheduler = scheduler
         self._discipline = discipline
+        self._exposed_models = exposed_models
         self.residency: ResidencyControl | None = None
 
     def status(self) -> ControlStatus:
@@ -95,14 +97,16 @@ class ModelControl:
             evictions=weights.evictions,
             hits=weights.hits,
             compactions=weights.compactions,
-            models=tuple(
-                self._model(model, weights.models.get(model.device))
-                for model in self._registry.models()
+            models=model_statuses(
+                self._registry.models(), weights.models, self._scheduler, self._exposed_models
             ),
         )
 
     async def set_residency(self, name: str, floor: Floor) -> Floor:
         """Say what is kept of a model's weights; returns what is kept, when it is done.
+
+        Of a meta model it is said of the models that it calls; without a floor, those that others
+        call as well are left alone. All of them change, or none.
 
         Raises:
             NotPossibleNow: the worker manages its weights by itself.
@@ -111,8 +115,9 @@ class ModelControl:
             HloserveError: the weights cannot be read.
         """
         residency = self._managed_by_others(name)
-        model = self._registry.get(name)
-        await self._scheduler.command(lambda: residency.set_floor(model.device, floor))
+        models = self._registry.models()
+        devices = devices_to_set(self._registry.get(name), floor, models)
+        await self._scheduler.command(lambda: set_floors(residency, devices, floor))
         log_event(log, "residency_set", model=name, floor=floor.value)
         return floor
 
@@ -124,9 +129,16 @@ class ModelControl:
             weight: finite and above 0, beside the weights of the others.
 
         Raises:
-            ModelNotFound, ModelNotReady: the model is not there, or not yet.
+            ModelNotFound: the model is not there, or is a meta model.
+            ModelNotReady: not yet.
         """
         model = self._registry.get(name)
+        if model.is_meta:
+            raise ModelNotFound(
+                name,
+                reason="is a meta model, which has no share of the device; set the weights of the"
+                f" models that it calls: {', '.join(model.manifest.calls) or 'it calls none'}",
+            )
         if weight is not None:
             self._scheduler.set_weight(model.device, weight)
             log_event(log, "weight_set", model=name, weight=weight)
@@ -135,14 +147,14 @@ class ModelControl:
         """Join the device's free memory; returns when it is done.
 
         Args:
-            reload: models whose weights are loaded again, in this order. Those that do not serve,
-                are pinned or do not fit any more are passed over.
+            reload: models whose weights are loaded again, in this order; of a meta model, those
+                that it calls. Those that do not serve, are pinned or do not fit any more are passed
+                over.
         """
         residency = self.residency
         if residency is None or residency.status().mode is ResidencyMode.EVERYTHING:
             return Compaction(0, 0)
-        serving = {model.name: model.device for model in self._registry.models()}
-        models = [serving[name] for name in reload if name in serving]
+        models = devices_of(reload, self._registry.models())
 
         def run() -> Compaction:
             reloaded = residency.compact(models)
@@ -175,31 +187,6 @@ class ModelControl:
                 " scheduler.models.<model>.residency"
             )
         return self.residency
-
-    def _model(self, model: Model, weights: ModelResidency | None) -> ModelControlStatus:
-        device = model.device
-        counters = device.statistics
-        batched = ((s.name, s.batch_axis + 1) for s in model.inputs if s.batch_axis is not None)
-        batch_input_name, batch_axis = next(batched, ("", 0))
-        return ModelControlStatus(
-            name=model.name,
-            floor=Floor.UNPINNED if weights is None else weights.floor,
-            is_on_device=weights is None or weights.is_on_device,
-            is_on_host=weights is not None and weights.is_on_host,
-            weight_bytes=model.weight_bytes if weights is None else weights.weight_bytes,
-            weight=self._scheduler.weight(device),
-            queue_depth=self._scheduler.depth(device),
-            compute_seconds=counters.compute_ns * 1e-9,
-            requests_served=counters.requests_served,
-            dispatch_count=counters.dispatch_count,
-            rows_served=counters.rows_served,
-            padded_rows=counters.padded_rows,
-            requests_expired=counters.shed_count,
-            requests_failed=counters.failed_count,
-            max_batch_size=device.effective_max_batch_size,
-            batch_input_name=batch_input_name,
-            batch_axis=batch_axis,
-        )
 
 
 _NOT_OPEN = ResidencyStatus(

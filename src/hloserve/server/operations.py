@@ -48,5 +48,5 @@ def build_operations(
         ModelReports(registry, requests, clock, config.runtime.device_ordinal),
         LogControl(installed_handler()),
         TraceControl(registry),
-        ModelControl(registry, scheduler, config.scheduler.discipline),
+        ModelControl(registry, scheduler, config.scheduler.discipline, config.metas.exposed_models),
     )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from support.control_fakes import FakeCommands, FakeResidency
+from support.meta_bundles import write_meta
 from support.server_worker import fake_program, write_scale
 from support.wire_callers import GrpcCaller
 
@@ -23,6 +24,7 @@ from hloserve.core.tickets import Call, Ticket
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.residency.floors import ResidencyMode
 from hloserve.models.loader import load_model
+from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.server.control import ModelControl
 from hloserve.server.control_grpc import control_methods
@@ -30,6 +32,12 @@ from hloserve.wire import control_protobuf as codec
 from hloserve.wire.status import grpc_code
 
 T = TypeVar("T")
+
+
+ECHO = """
+def run(inputs, call):
+    return {"y": inputs["x"]}
+"""
 
 
 class Device:
@@ -198,7 +206,7 @@ def test_residency_of_an_unknown_model_is_refused(device: Device) -> None:
 
 def test_device_without_room_refuses_a_pin(device: Device) -> None:
     """What the dispatch thread meets is the answer of the call."""
-    device.residency.refusal = DeviceMemoryFull(1_000, 10)
+    device.residency.full_for = "scale"
     caller = device.call("SetModelResidency", codec.encode_residency_request("scale", Floor.DEVICE))
     device.commands.run_commands()
 
@@ -237,6 +245,115 @@ def test_compaction_without_a_budget_does_nothing(device: Device) -> None:
     device.control.residency = None
     assert Compaction(0, 0) == device.run(device.control.compact(["scale"]))
     assert [] == device.residency.calls
+
+
+def _add_metas(device: Device, directory: Path) -> dict[str, Model]:
+    """A meta model over "scale" and "other", one over "other" and "never", and one over none."""
+    calls = {"pipe": ["scale", "other"], "half": ["other", "never"], "alone": []}
+    bundles = [write_scale(directory, "other")]
+    bundles += [write_meta(directory, ECHO, name, calls=names) for name, names in calls.items()]
+    models = {bundle.name: load_model(bundle, device.backend) for bundle in bundles}
+    for model in models.values():
+        device.registry.set_ready(model)
+    return models
+
+
+@pytest.fixture
+def metas(tmp_path: Path, device: Device) -> Iterator[dict[str, Model]]:
+    """Three meta models, and what they call."""
+    models = _add_metas(device, tmp_path)
+    yield models
+    for model in models.values():
+        model.free()
+
+
+def test_meta_model_stands_for_the_models_that_it_calls(
+    device: Device, metas: dict[str, Model]
+) -> None:
+    """Their weights are added up, and where all of them are; they are not listed themselves."""
+    device.residency.set_floor(device.model.device, Floor.DEVICE)
+    device.residency.set_floor(metas["other"].device, Floor.SYSTEM)
+    metas["pipe"].device.statistics.record_dispatch(0, 1, 1, 500_000_000)
+
+    found = {model.name: model for model in device.control.status().models}
+
+    assert ["alone", "half", "pipe"] == list(found)
+    pipe = found["pipe"]
+    assert (Floor.SYSTEM, False, False, 2_000) == (
+        pipe.floor,
+        pipe.is_on_device,
+        pipe.is_on_host,
+        pipe.weight_bytes,
+    )
+    assert (0, "", 0) == (pipe.max_batch_size, pipe.batch_input_name, pipe.batch_axis)
+    assert (1, 0.5) == (pipe.dispatch_count, pipe.compute_seconds)
+    half, alone = found["half"], found["alone"]
+    assert (Floor.SYSTEM, False, True) == (half.floor, half.is_on_device, half.is_on_host)
+    assert (Floor.UNPINNED, False, False, 0) == (
+        alone.floor,
+        alone.is_on_device,
+        alone.is_on_host,
+        alone.weight_bytes,
+    )
+
+
+def test_exposed_models_are_listed_beside_the_meta_models_that_call_them(
+    device: Device, metas: dict[str, Model]
+) -> None:
+    """As the repository index lists them."""
+    control = ModelControl(device.registry, device.commands, "fair", ("scale",))
+
+    assert ["alone", "half", "pipe", "scale"] == [m.name for m in control.status().models]
+
+
+def test_floor_of_a_meta_model_is_that_of_the_models_that_it_calls(
+    device: Device, metas: dict[str, Model]
+) -> None:
+    """Without a floor, those that another one calls as well are left alone."""
+    device.run(device.control.set_residency("pipe", Floor.DEVICE))
+    device.run(device.control.set_residency("half", Floor.UNPINNED))
+    device.run(device.control.set_residency("pipe", Floor.UNPINNED))
+    device.run(device.control.set_residency("alone", Floor.DEVICE))
+
+    assert [
+        ("scale", Floor.DEVICE),
+        ("other", Floor.DEVICE),
+        ("scale", Floor.UNPINNED),
+    ] == device.residency.calls
+
+
+def test_floors_of_a_meta_model_change_together_or_not_at_all(
+    device: Device, metas: dict[str, Model]
+) -> None:
+    """What was set before the device was full is set back."""
+    device.residency.set_floor(device.model.device, Floor.SYSTEM)
+    device.residency.full_for = "other"
+
+    with pytest.raises(DeviceMemoryFull):
+        device.run(device.control.set_residency("pipe", Floor.DEVICE))
+
+    assert [
+        ("scale", Floor.SYSTEM),
+        ("scale", Floor.DEVICE),
+        ("scale", Floor.SYSTEM),
+    ] == device.residency.calls
+
+
+def test_compaction_loads_what_meta_models_call_once(
+    device: Device, metas: dict[str, Model]
+) -> None:
+    """A controller names what the status lists."""
+    device.run(device.control.compact(["half", "pipe", "alone", "scale"]))
+
+    assert [["other", "scale"]] == device.residency.calls
+
+
+def test_meta_model_has_no_share(device: Device, metas: dict[str, Model]) -> None:
+    """It is the models that it calls that the device is shared among."""
+    with pytest.raises(ModelNotFound, match=r"set the weights of the models .*: scale, other"):
+        device.control.set_policy("pipe", 2.0)
+    with pytest.raises(ModelNotFound, match="it calls none"):
+        device.control.set_policy("alone", None)
 
 
 @pytest.mark.parametrize(
