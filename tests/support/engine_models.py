@@ -142,6 +142,11 @@ class FakeLoop:
         self.posts += 1
         callback(*args)
 
+    def run_what_is_there(self) -> None:
+        """Run the callbacks that were posted by now."""
+        for _ in range(self._posted.qsize()):
+            self.run_one()
+
     def run_until_settled(self, *requests: QueuedRequest) -> None:
         """Run callbacks until all `requests` are settled."""
         while not all(r.is_settled for r in requests):

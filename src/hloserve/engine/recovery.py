@@ -21,6 +21,7 @@ from hloserve.core.errors import (
     DeviceLost,
     DeviceMemoryFull,
     HloserveError,
+    Unavailable,
 )
 from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
@@ -83,7 +84,8 @@ class Recovery:
                     return self._queue.run(model, requests, dispatch.rows, dispatch.size), []
                 except Exception as again:  # noqa: BLE001  # the edge of a dispatch: told below
                     error = again
-        if len(requests) == 1 or self._is_lost(error):
+        # What is not there now is not there for any of them either.
+        if len(requests) == 1 or isinstance(error, Unavailable) or self._is_lost(error):
             return None, [self._failure(error, model) for _ in requests]
         return None, [self._retry(model, request) for request in requests]
 
