@@ -245,10 +245,13 @@ class WeightCache(DeviceWeights):
         with self._lock:
             entries = list(self._entries.values())
             copies = [entry.copy for entry in entries if entry.copy is not None]
+            sources = [entry.source for entry in entries if entry.place is not Place.LOADING]
             for entry in entries:
                 entry.copy = None
         for copy in copies:
             copy.release(is_unused=False)
+        for source in sources:
+            source.close()
         self._store.close()
 
     # What an operator sees and changes.
