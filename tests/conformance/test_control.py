@@ -1,17 +1,19 @@
 """The control service as a controller sees it, over grpcio."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from support.conformance_worker import Asker
 from support.server_worker import RunningWorker, rows, running_worker, write_scale
 
 from hloserve import Client
-from hloserve.core.errors import BadRequest, ModelNotFound, NotPossibleNow
+from hloserve.core.errors import BadRequest, ModelNotFound, NotPossibleNow, Unavailable
 from hloserve.core.model_control import Compaction, Floor
 from hloserve.wire.protos import control_pb2 as pb
 
@@ -23,6 +25,9 @@ _ANSWERS: Mapping[str, Any] = {
     "SetModelPolicy": pb.SetModelPolicyResponse,
     "CompactMemory": pb.CompactMemoryResponse,
 }
+_WEIGHTS_BYTES = 64
+"""Of the model that `write_scale` writes: four numbers, at a multiple of 64."""
+
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
 _REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 _UNKNOWN = grpc.StatusCode.NOT_FOUND
@@ -251,3 +256,88 @@ def test_reading_needs_infer_and_changing_needs_admin(tmp_path: Path) -> None:
         ("a", "CompactMemory"): "OK",
     } == codes
     assert grpc.StatusCode.UNAUTHENTICATED is nobody
+
+
+@contextmanager
+def _three_models(
+    directory: Path, **settings: object
+) -> Iterator[tuple[Client, Callable[..., tuple[grpc.StatusCode, Any]]]]:
+    """A worker with room for the weights of two of the models a, b and c."""
+    for name in "abc":
+        write_scale(directory, name)
+    flags = {"runtime.weight_cache_bytes": 2 * _WEIGHTS_BYTES, **settings}
+    with (
+        running_worker(directory, settings=flags) as worker,
+        Client("{}:{}".format(*worker.addresses.grpc)) as client,
+        grpc.insecure_channel("{}:{}".format(*worker.addresses.grpc)) as channel,
+    ):
+        yield client, partial(_ask, channel)
+
+
+def _where(client: Client) -> dict[str, tuple[str, bool, bool]]:
+    models = client.control.status().models
+    return {m.name: (m.floor.value, m.is_on_device, m.is_on_host) for m in models}
+
+
+def test_controller_places_weights(tmp_path: Path) -> None:
+    """A pinned model is served; one that is not is answered so that a gateway goes elsewhere."""
+    with _three_models(tmp_path, **{"runtime.residency": "external"}) as (client, ask):
+        status = client.control.status()
+        assert ("externally_managed", True, 2 * _WEIGHTS_BYTES) == (
+            status.residency_mode,
+            status.has_weight_cache,
+            status.max_bytes,
+        )
+        assert _WEIGHTS_BYTES == status.models[0].weight_bytes
+        with pytest.raises(Unavailable):
+            client.infer("a", {"x": rows(1)})
+
+        request = pb.SetModelResidencyRequest(name="a", target=pb.PINNED_DEVICE)
+        code, answer = ask("SetModelResidency", request)
+
+        assert (grpc.StatusCode.OK, pb.PINNED_DEVICE) == (code, answer.residency)
+        assert ("device", True) == _where(client)["a"][:2]
+        np.testing.assert_array_equal(rows(2), client.infer("a", {"x": rows(1)})["y"])
+        assert Floor.SYSTEM is client.control.set_residency("b", "system")
+        assert ("system", False, True) == _where(client)["b"]
+        assert Floor.UNPINNED is client.control.set_residency("a", Floor.UNPINNED)
+        assert ("unpinned", False, False) == _where(client)["a"]
+        with pytest.raises(Unavailable):
+            client.infer("a", {"x": rows(1)})
+        code, text = ask("SetModelResidency", pb.SetModelResidencyRequest(name="z", target=1))
+        assert _UNKNOWN is code
+        assert "'z'" in text
+
+
+def test_worker_that_decides_by_itself_takes_no_orders(tmp_path: Path) -> None:
+    """It has a weight cache; which setting hands it over is in the message."""
+    with _three_models(tmp_path) as (client, ask):
+        request = pb.SetModelResidencyRequest(name="a", target=pb.PINNED_DEVICE)
+        for name in ("a", "z"):
+            request.name = name
+            code, text = ask("SetModelResidency", request)
+            assert _REFUSED is code
+            assert "runtime.residency" in text
+        assert "self_managed" == client.control.status().residency_mode
+
+
+def test_compaction_takes_weights_off_and_loads_some_again(tmp_path: Path) -> None:
+    """In the order that is asked for, as far as they fit; and every request is right afterwards."""
+    with _three_models(tmp_path) as (client, ask):
+        for name in "abc":
+            client.infer(name, {"x": rows(1)})
+        before = client.control.status()
+        code, answer = ask("CompactMemory", pb.CompactMemoryRequest(reload_models=["z", "a"]))
+
+        assert 2 * _WEIGHTS_BYTES == before.resident_bytes
+        assert before.evictions > 0
+        assert (grpc.StatusCode.OK, 1, _WEIGHTS_BYTES) == (
+            code,
+            answer.reloaded_models,
+            answer.resident_bytes_after,
+        )
+        assert [True, False, False] == [on_device for _, on_device, _ in _where(client).values()]
+        assert Compaction(0, 0) == client.control.compact()
+        assert before.compactions + 2 == client.control.status().compactions
+        for name in "abc":
+            np.testing.assert_array_equal(rows(6), client.infer(name, {"x": rows(3)})["y"])
