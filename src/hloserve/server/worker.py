@@ -229,14 +229,9 @@ class Worker:
         registry, metrics = self.registry, self.request_metrics
         operations = build_operations(self.config, registry, self._scheduler, metrics, clock)
         self._control = operations.control
+        events = self.model_events
         figures = WorkerFigures(
-            self.config,
-            registry,
-            self._scheduler,
-            inference,
-            metrics,
-            self.model_events,
-            self._control,
+            self.config, registry, self._scheduler, inference, metrics, events, self._control
         )
         return Listeners(
             self.config,
@@ -331,14 +326,9 @@ class Worker:
         log_event(log, "device_opened", platform=backend.platform, kind=backend.device_kind)
         weights = open_weights(self.config, backend, self._scheduler, self._clock)
         self._control.residency = self._weights = weights
+        listeners, on_end = self._listeners, self._dispatch_ended
         self._dispatcher = build_dispatcher(
-            self.config,
-            backend,
-            weights,
-            self._scheduler,
-            self._clock,
-            self._listeners,
-            self._dispatch_ended,
+            self.config, backend, weights, self._scheduler, self._clock, listeners, on_end
         )
         self._dispatcher.start()
         bundles = startup_set(self.config, look)
