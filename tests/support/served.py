@@ -56,6 +56,7 @@ class Served:
         )
         for bundle in sorted(repository.iterdir()):
             self.load(bundle)
+        self._warmed = len(self.backend.executed)
         self.dispatcher = Dispatcher(self.backend, self.scheduler, clock, post)
         self.dispatcher.start()
         self._held_from = 0
@@ -95,6 +96,16 @@ class Served:
         """Serve one request."""
         future, _ = self.start(InferRequest(model, inputs, **more))
         return (await future).outputs
+
+    @property
+    def executed(self) -> list[tuple[int, ...]]:
+        """Shape of the first argument of each execution for a request, in order."""
+        return self.backend.executed[self._warmed :]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let the loop go round until something is so."""
+        while not condition():  # noqa: ASYNC110  # other threads make it so, and tell nobody
+            await asyncio.sleep(0)
 
     def hold(self) -> None:
         """Hold every execution from now on, at the gate."""

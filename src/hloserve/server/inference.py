@@ -142,29 +142,30 @@ class InferenceService:
             if model.is_meta:
                 outputs = await self.metas.answer(model, request)
             else:
-                outputs = await self._execute(model, request, submit or self._submit)
+                if model.has_preprocess:
+                    prepared = await self._hook_threads.run(model.preprocess, request.inputs)
+                else:
+                    prepared = [request.inputs[name] for name in model.input_names]
+                parts = build_requests(
+                    model.device, prepared, request.deadline_ns, request.priority
+                )
+                if len(parts) == 1:
+                    (submit or self._submit)(parts)
+                    raw = await parts[0]
+                else:
+                    raw = await _execute_parts(
+                        model.device, prepared, parts, submit or self._submit
+                    )
+                if model.has_postprocess:
+                    outputs = await self._hook_threads.run(model.postprocess, raw)
+                else:
+                    outputs = dict(zip(model.output_names, raw, strict=True))
             outputs = select_outputs(outputs, request.outputs)
             if request.classes is not None:
                 outputs = await self._classify(model, outputs, request.classes)
             return InferResponse(request.model, outputs, request.id, request.version)
         finally:
             uses.end()
-
-    async def _execute(self, model: Model, request: InferRequest, submit: Submit) -> Tensors:
-        """Run the program, with its hooks around it."""
-        if model.has_preprocess:
-            prepared = await self._hook_threads.run(model.preprocess, request.inputs)
-        else:
-            prepared = [request.inputs[name] for name in model.input_names]
-        parts = build_requests(model.device, prepared, request.deadline_ns, request.priority)
-        if len(parts) == 1:
-            submit(parts)
-            raw = await parts[0]
-        else:
-            raw = await _execute_parts(model.device, prepared, parts, submit)
-        if model.has_postprocess:
-            return await self._hook_threads.run(model.postprocess, raw)
-        return dict(zip(model.output_names, raw, strict=True))
 
     async def _classify(self, model: Model, outputs: Tensors, classes: dict[str, int]) -> Tensors:
         if is_large(outputs, classes):
