@@ -376,9 +376,8 @@ class Worker:
             await asyncio.to_thread(self._dispatcher.join, self.config.drain_timeout_s)
         if self._weights is not None:
             await asyncio.to_thread(self._weights.close)
-        self._hook_threads.close()
-        self._meta_threads.close()
-        self._look_threads.close()
+        for threads in (self._hook_threads, self._meta_threads, self._look_threads):
+            threads.close()
         self._listeners.close()
         self.shared_memory.close()
         log_event(log, "stopped", status=self._status)
