@@ -11,9 +11,9 @@ Rules.
 Source: spec "Selection", "fair".
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import exp2
+from math import exp2, inf
 from typing import Literal, TypeAlias
 
 from typing_extensions import override
@@ -97,6 +97,7 @@ class Fair(Discipline):
         self._settings = settings
         self._halflife_ns = settings.halflife_s * 1e9
         self._is_original = settings.formula == "original"
+        self._formula = priority if self._is_original else corrected_priority
         self._queues: dict[ModelQueue, None] = {}
         self._epoch_ns = 0
         self._total_usage = 0.0
@@ -147,35 +148,49 @@ class Fair(Discipline):
             for model, queue in waiting.items():
                 self._level = max(self._level, queue.usage / queue.policy.weight)
                 return model
-        costs = {queue: self._cost_ns(queue) for queue in waiting.values()}
-        if self._is_original:
-            formula, weight, usage = priority, self._total_weight, self._total_usage
-        else:
-            self._lift(costs, now_ns)
-            formula = corrected_priority
-            weight = sum(queue.policy.weight for queue in costs)
-            usage = sum(queue.usage for queue in costs)
-        cap = self._settings.penalty_cap
+        first: ModelQueue | None = None
+        most = 0.0
+        for queue, share, used, cost_ns in self._standings(waiting.values(), now_ns):
+            if first is not None and share < used and most >= 0:
+                continue  # ahead of its share, while somebody is not
+            value = self._formula(share, used, cost_ns, self._settings.penalty_cap)
+            if first is None or value > most or (value == most and _is_before(queue, first)):
+                first, most = queue, value
+        assert first is not None, "a choice among nobody"
+        return first.model
 
-        def order(queue: ModelQueue) -> tuple[float, int, str]:
-            used = queue.usage / usage if usage else 0.0
-            first = formula(queue.policy.weight / weight, used, costs[queue], cap)
-            return -first, queue.requests[0].enqueued_ns, queue.model.name
+    def _standings(
+        self, queues: Collection[ModelQueue], now_ns: int
+    ) -> Iterator[tuple[ModelQueue, float, float, float]]:
+        """Each queue with the model's share, what it used of the device, and what it would cost."""
+        if not self._is_original:
+            self._lift(queues, now_ns)
+            self._total_weight = sum([queue.policy.weight for queue in queues])
+            self._total_usage = sum([queue.usage for queue in queues])
+        weight, usage = self._total_weight, self._total_usage or 1.0
+        discount = 1 - self._settings.coalescing_discount
+        for queue in queues:
+            batch = queue.next_batch()
+            # The original formula discounts all batches, which comes to the same as none.
+            is_cheaper = self._is_original or batch.taken > 1
+            cost_ns = batch.cost_ns * discount if is_cheaper else batch.cost_ns
+            yield queue, queue.policy.weight / weight, queue.usage / usage, cost_ns
 
-        return min(costs, key=order).model
-
-    def _cost_ns(self, queue: ModelQueue) -> float:
-        """Of its next batch; the original formula discounts all batches, so none."""
-        batch = queue.next_batch()
-        cost_ns = max(batch.cost_ns(queue.model), 1.0)
-        if batch.taken > 1 or self._is_original:
-            cost_ns *= 1 - self._settings.coalescing_discount
-        return cost_ns
-
-    def _lift(self, costs: Mapping[ModelQueue, float], now_ns: int) -> None:
+    def _lift(self, queues: Collection[ModelQueue], now_ns: int) -> None:
         """Bring those who come back after a pause to the level of the others."""
-        scale, level = self._scale(now_ns), self._level
-        for queue, cost_ns in costs.items():
-            least = level * queue.policy.weight - cost_ns * scale
-            queue.usage = max(queue.usage, least)
-        self._level = max(level, min(queue.usage / queue.policy.weight for queue in costs))
+        scale, level, lowest = self._scale(now_ns), self._level, inf
+        for queue in queues:
+            weight = queue.policy.weight
+            least = level * weight - queue.next_batch().cost_ns * scale
+            if queue.usage < least:
+                queue.usage = least
+            if queue.usage < lowest * weight:
+                lowest = queue.usage / weight
+        if lowest > level:
+            self._level = lowest
+
+
+def _is_before(one: ModelQueue, other: ModelQueue) -> bool:
+    """Of two equally entitled models: the one whose front request is older, or the smaller name."""
+    ours, theirs = one.requests[0].enqueued_ns, other.requests[0].enqueued_ns
+    return (ours, one.model.name) < (theirs, other.model.name)

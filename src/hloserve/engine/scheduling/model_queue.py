@@ -134,7 +134,7 @@ class ModelQueue:
         until_ns = min(request.enqueued_ns for request in inside) + max_delay_ns
         soonest_ns = min(request.deadline_ns for request in inside)
         if soonest_ns != NEVER_NS:
-            needed_ns = batch.cost_ns(self.model) + DISPATCH_OVERHEAD_NS
+            needed_ns = batch.cost_ns + DISPATCH_OVERHEAD_NS
             until_ns = min(until_ns, soonest_ns - round(needed_ns))
         return until_ns
 
@@ -150,12 +150,23 @@ class NextBatch:
     Attributes:
         variant: the compiled shape.
         size: compiled batch size.
+        cost_ns: what it takes, or a guess; more than 0.
         taken: requests in it.
         run: requests at the front that could be in it.
         is_full: it cannot grow by what may come.
     """
 
-    __slots__ = ("_back", "_front", "_waiting", "is_full", "run", "size", "taken", "variant")
+    __slots__ = (
+        "_back",
+        "_front",
+        "_waiting",
+        "cost_ns",
+        "is_full",
+        "run",
+        "size",
+        "taken",
+        "variant",
+    )
 
     def __init__(self, queue: ModelQueue) -> None:
         waiting, model = queue.requests, queue.model
@@ -165,16 +176,21 @@ class NextBatch:
         self.is_full, self.run, self.taken = True, 1, 1
         sizes = model.sizes(front.variant)
         if not model.can_coalesce or not sizes:
-            self.size = lone_size(model, front)
+            self._set_size(model, lone_size(model, front))
             return
         rows, self.is_full = _leading_rows(waiting, saturation_rows(sizes, model.max_batch_size))
         self.run = len(rows)
         if self.run == 1:
-            self.size = lone_size(model, front)
+            self._set_size(model, lone_size(model, front))
             return
         costs_ns = model.statistics.costs_ns.get(front.variant) if queue.weighs_costs else None
         plan = plan_batch(rows, sizes, model.max_batch_size, costs_ns)
-        self.size, self.taken = plan.size, plan.taken
+        self.taken = plan.taken
+        self._set_size(model, plan.size)
+
+    def _set_size(self, model: DeviceModel, size: int) -> None:
+        self.size = size
+        self.cost_ns = max(known_cost_ns(model, self.variant, size), 1.0)
 
     def is_of(self, queue: ModelQueue) -> bool:
         """True while the queue is as it was; what comes behind a full batch changes nothing."""
@@ -182,10 +198,6 @@ class NextBatch:
         if waiting[0] is not self._front:
             return False
         return self.is_full or (len(waiting) == self._waiting and waiting[-1] is self._back)
-
-    def cost_ns(self, model: DeviceModel) -> float:
-        """What it takes, or a guess."""
-        return known_cost_ns(model, self.variant, self.size)
 
 
 def _leading_rows(waiting: Sequence[QueuedRequest], enough: int) -> tuple[list[int], bool]:

@@ -170,9 +170,10 @@ class Queues:
 
     def pick(self, now_ns: int) -> DeviceModel | None:
         """Whose batch is next, None when all who wait are held back; somebody waits."""
-        for request in self._committed:
-            if not request.is_cancelled:  # else it may have left its queue already
-                return request.model
+        if self._committed:
+            for request in self._committed:
+                if not request.is_cancelled:  # else it may have left its queue already
+                    return request.model
         waiting = self.waiting
         if self.is_patient:
             waiting = {m: q for m, q in waiting.items() if q.held_until_ns() <= now_ns}
@@ -218,8 +219,6 @@ class Queues:
 
     def charge(self, dispatch: Dispatch) -> None:
         """Tell the discipline what a dispatch has taken of the device, which has ended."""
-        if not self._discipline.is_charged:
-            return
         queue = self._of.get(dispatch.model)
         if queue is None:
             return

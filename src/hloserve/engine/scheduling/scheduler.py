@@ -8,8 +8,7 @@ running it (`hloserve.engine.dispatcher`).
 Rules.
 1. The loop thread submits, withdraws, adds and removes; the dispatch thread calls `next_dispatch`
    and `poll_dispatch`, and takes its batches itself, so the device does not wait for the loop.
-   While that thread sleeps, the loop thread may take a cheap batch with `take_cheap` and run it;
-   never both at once.
+   While it sleeps, the loop thread may take a cheap batch with `take_cheap`; never both at once.
 2. The lock is held for queue work only: no array is touched and no ticket is settled under it.
 3. A request is in one place: a queue, one dispatch, or handed back by `remove` or `stop`. It is
    never lost and never given twice.
@@ -18,8 +17,7 @@ Rules.
    what was queued for the old one is answered by the old one while the new one serves.
 6. A queue is in the order of arrival, but for requests of a priority (`ModelQueue`). Models are
    chosen by who is in front, whatever its priority.
-7. A batch is in flight from the moment it was taken until `end`. There may be several; commands
-   wait until there is none.
+7. A batch is in flight from its taking until `end`. Commands wait until none is.
 """
 
 import threading
@@ -79,6 +77,7 @@ class Scheduler:
         self._queues = Queues(
             discipline, max_queue_depth, policies or {}, self.withdraw, weighs_costs=weighs_costs
         )
+        self._is_charged = discipline.is_charged
         self._running = InFlight()
         self._commands: list[Command[Any]] = []
         self._post: Callable[..., object] | None = None
@@ -97,7 +96,7 @@ class Scheduler:
         self._on_work = on_work
 
     def answer_by(self, post: Callable[..., object]) -> None:
-        """Say how results of commands get to the loop thread: `loop.call_soon_threadsafe`."""
+        """Bring results of commands to the loop by `post`: `loop.call_soon_threadsafe`."""
         self._post = post
 
     def add(self, model: DeviceModel) -> None:
@@ -334,21 +333,22 @@ class Scheduler:
         while True:
             with self._lock:
                 dispatch = self._wait_for_work()
+                if not self._commands:
+                    return dispatch
                 commands, self._commands = self._commands, []
-            if not commands:
-                return dispatch
             assert self._post is not None, "a command came, and nobody said how to answer it"
             run_commands(commands, self._post)
 
     def _check_thread(self) -> None:
-        thread = self._dispatch_thread = self._dispatch_thread or threading.get_ident()
-        assert thread == threading.get_ident(), "batches are taken by two threads"
+        thread = threading.get_ident()
+        assert self._dispatch_thread in (0, thread), "batches are taken by two threads"
+        self._dispatch_thread = thread
 
     def _wait_for_work(self) -> Dispatch | None:
         """The next batch; None when commands wait, or when there is nothing and will be nothing."""
         while not self._commands:
-            handed, self._handed = self._handed, None
-            if (dispatch := handed or self._take()) is not None:
+            dispatch, self._handed = self._handed or self._take(), None
+            if dispatch is not None:
                 return dispatch
             if self._phase is not _Phase.OPEN:
                 return None
@@ -387,8 +387,7 @@ class Scheduler:
         while queues.waiting and self._phase is not _Phase.STOPPED:
             now_ns = self._clock.now_ns()
             start_ns = self._running.free_ns(now_ns) if queues.sheds_hopeless else now_ns
-            dispatch = queues.take(now_ns, start_ns)
-            if dispatch is None:
+            if (dispatch := queues.take(now_ns, start_ns)) is None:
                 return None
             if dispatch.requests or dispatch.expired:
                 self._running.dispatches.append(dispatch)
@@ -397,4 +396,5 @@ class Scheduler:
 
     def _end(self, dispatch: Dispatch) -> None:
         self._running.end(dispatch)
-        self._queues.charge(dispatch)
+        if self._is_charged:
+            self._queues.charge(dispatch)
