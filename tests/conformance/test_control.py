@@ -1,5 +1,6 @@
 """The control service as a controller sees it, over grpcio."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -212,6 +213,20 @@ def test_method_that_does_not_exist_is_unimplemented(ask: Ask) -> None:
 
     assert grpc.StatusCode.UNIMPLEMENTED is code
     assert "Reboot" in text
+
+
+def test_examples_of_the_page_run(
+    worker: RunningWorker, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader can paste them; only the address differs."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "control.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    address = "{}:{}".format(*worker.addresses.grpc)
+
+    exec(compile(example.replace("127.0.0.1:8001", address), str(page), "exec"), {})
+
+    assert "scale 1.0 0 " in capsys.readouterr().out
+    assert 2.0 == client.control.status().models[0].weight
 
 
 def test_errors_are_those_of_our_client(client: Client) -> None:
