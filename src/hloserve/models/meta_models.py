@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hloserve.core.errors import ManifestProblem
-from hloserve.core.model_control import Floor
 from hloserve.core.requests import ModelIndexEntry, ModelState
-from hloserve.engine.residency.floors import ModelResidency
 from hloserve.models.model import Model
 
 __all__ = [
@@ -19,13 +17,9 @@ __all__ = [
     "check_calls",
     "dependents_of",
     "hidden_names",
-    "meta_residency",
     "missing_calls",
-    "models_to_set",
     "with_sub_models",
 ]
-
-_LOWEST_FIRST = (Floor.UNPINNED, Floor.SYSTEM, Floor.DEVICE)
 
 
 def check_calls(meta: Model, serving: Mapping[str, Model]) -> None:
@@ -118,35 +112,3 @@ def _why(sub: ModelIndexEntry | None) -> str:
     if sub.state is ModelState.LOADING:
         return "is loading"
     return f"does not serve: {sub.reason}"
-
-
-def meta_residency(subs: Sequence[ModelResidency]) -> ModelResidency:
-    """What there is to say of a meta model's weights: those of its sub-models, taken together.
-
-    Args:
-        subs: of the sub-models that serve.
-    """
-    return ModelResidency(
-        floor=min((sub.floor for sub in subs), key=_LOWEST_FIRST.index, default=Floor.UNPINNED),
-        weight_bytes=sum(sub.weight_bytes for sub in subs),
-        is_on_device=bool(subs) and all(sub.is_on_device for sub in subs),
-        is_on_host=bool(subs) and all(sub.is_on_host for sub in subs),
-    )
-
-
-def models_to_set(meta: Model, serving: Mapping[str, Model], floor: Floor) -> list[Model]:
-    """The models whose weights follow when a floor is set for a meta model.
-
-    They are its sub-models that serve. When nothing is to be kept any more, those stay as they are
-    that another meta model calls as well.
-
-    Args:
-        meta: the meta model.
-        serving: the models that serve, by name.
-        floor: the one to be set.
-    """
-    others: set[str] = set()
-    if floor is Floor.UNPINNED:
-        metas = [model for model in serving.values() if model.is_meta and model is not meta]
-        others = {name for other in metas for name in other.manifest.calls}
-    return [serving[name] for name in meta.manifest.calls if name in serving and name not in others]

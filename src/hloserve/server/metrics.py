@@ -181,6 +181,16 @@ class WorkerView(Protocol):
         """Where weights are; None until the device is open."""
         ...
 
+    @property
+    def metas_in_flight(self) -> int:
+        """Requests to meta models, waiting for their turn or running."""
+        ...
+
+    @property
+    def meta_scratch_bytes(self) -> int:
+        """Scratch memory that requests to meta models hold."""
+        ...
+
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models by name, with the depth of their queues."""
         ...
@@ -213,6 +223,16 @@ class _WorkerCollector(Collector):
             "worker_max_concurrent_requests",
             "Cap on inference requests in flight; 0 means none.",
             worker.max_in_flight,
+        )
+        yield _gauge(
+            "worker_metas_in_flight",
+            "Requests to meta models, waiting for their turn or running.",
+            worker.metas_in_flight,
+        )
+        yield _gauge(
+            "worker_meta_scratch_bytes",
+            "Scratch memory that requests to meta models hold.",
+            worker.meta_scratch_bytes,
         )
         yield InfoMetricFamily("worker", "What this worker is.", value=dict(worker.info))
 

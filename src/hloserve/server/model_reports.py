@@ -66,7 +66,7 @@ class ModelReports:
         return ModelConfig(
             name=name,
             platform=metadata.platform,
-            backend="xla",
+            backend="meta" if model.is_meta else "xla",
             max_batch_size=device.effective_max_batch_size if is_batched else 0,
             inputs=_tensors(metadata.inputs, {}, is_batched=is_batched),
             outputs=_tensors(metadata.outputs, model.manifest.labels, is_batched=is_batched),

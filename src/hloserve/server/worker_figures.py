@@ -81,6 +81,16 @@ class WorkerFigures(WorkerView):
         residency = self._control.residency
         return None if residency is None else residency.status()
 
+    @property
+    @override
+    def metas_in_flight(self) -> int:
+        return self._inference.metas.in_flight
+
+    @property
+    @override
+    def meta_scratch_bytes(self) -> int:
+        return self._inference.metas.scratch_used_bytes
+
     @override
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         return {

@@ -22,6 +22,8 @@ class _View:
         self._services = services
         self.request_metrics: RequestMetrics = services.metrics
         self.in_flight = 3
+        self.metas_in_flight = 2
+        self.meta_scratch_bytes = 4096
         self.residency: ResidencyStatus | None = None
 
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
@@ -91,6 +93,8 @@ def test_gauges_are_those_of_the_worker(services: Services) -> None:
     assert samples["worker_models_loaded", ()] == 1
     assert samples["worker_models_failed", ()] == 1
     assert samples["worker_inflight_requests", ()] == 3
+    assert samples["worker_metas_in_flight", ()] == 2
+    assert samples["worker_meta_scratch_bytes", ()] == 4096
     assert samples["worker_max_concurrent_requests", ()] == 7
     assert samples["worker_requests_shed_total", ()] == 2
     assert samples["worker_info", ("1.2",)] == 1
