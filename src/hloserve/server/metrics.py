@@ -224,12 +224,12 @@ class _WorkerCollector(Collector):
             "Cap on inference requests in flight; 0 means none.",
             worker.max_in_flight,
         )
-        yield _gauge(
+        yield gauge(
             "worker_metas_in_flight",
             "Requests to meta models, waiting for their turn or running.",
             worker.metas_in_flight,
         )
-        yield _gauge(
+        yield gauge(
             "worker_meta_scratch_bytes",
             "Scratch memory that requests to meta models hold.",
             worker.meta_scratch_bytes,

@@ -33,7 +33,8 @@ def test_exactly_the_rows_that_exist_are_left(
     results = hook(_outputs(boxes=_buffer(count), n=np.full(shape, count, dtype)))
 
     assert ["found"] == list(results)
-    assert ((count, 3), np.float32) == (results["found"].shape, results["found"].dtype)
+    assert (count, 3) == results["found"].shape
+    assert np.float32 == results["found"].dtype
     np.testing.assert_array_equal(_buffer(count)[:count], results["found"])
 
 
