@@ -106,7 +106,8 @@ def build_dispatcher(
     """
     # On the CPU a cheap program runs where it was asked for. An accelerator may be slow, or hang,
     # for reasons of its own, and must not take the loop with it.
-    soon = listeners.soon if backend.platform == "cpu" else None
+    is_here = backend.platform == "cpu" and not backend.runs_ahead
+    soon = listeners.soon if is_here else None
     # Where all weights are there, leases would mean nothing, and so cost nothing.
     has_budget = weights.status().mode is not ResidencyMode.EVERYTHING
     in_flight = resolve_dispatches_in_flight(config.runtime, runs_ahead=backend.runs_ahead)
