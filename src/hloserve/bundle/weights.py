@@ -12,7 +12,7 @@ which file of a bundle it is (`hloserve.bundle.active_weights`), memory (`hloser
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -148,22 +148,54 @@ class WeightsFile:
                 f"the destination of {tensor.name!r} must be writable and hold {tensor.nbytes}"
                 f" bytes, it holds {target.nbytes}"
             )
-        if self.is_legacy and len(tensor.shape) > 1:
+        if self._is_permuted(tensor):
             raw = np.empty(tensor.nbytes, np.uint8)
-            self._read(tensor, raw)
+            self._read(tensor, raw, 0)
             _permute(raw, target, tensor)
         else:
-            self._read(tensor, target)
-        if tensor.dtype is BOOL and target.size and target.max() > 1:
+            self._read(tensor, target, 0)
+        self._check(tensor, target)
+
+    def read_pieces(self, tensor: WeightTensor, buffer: Bytes) -> Iterator[Bytes]:
+        """Read an argument in program order, from front to back.
+
+        Args:
+            tensor: one of `arguments`.
+            buffer: what pieces are read into; not empty.
+
+        Yields:
+            Its bytes, each piece good until the next. A legacy tensor of rank 2 or more is one
+            piece, with memory of its own.
+
+        Raises:
+            WeightsProblem: as `read_into`.
+        """
+        if self._is_permuted(tensor):
+            whole = np.empty(tensor.nbytes, np.uint8)
+            self.read_into(tensor, whole)
+            yield whole
+            return
+        for start in range(0, tensor.nbytes, buffer.nbytes):
+            piece = buffer[: tensor.nbytes - start]
+            self._read(tensor, piece, start)
+            self._check(tensor, piece)
+            yield piece
+
+    def _is_permuted(self, tensor: WeightTensor) -> bool:
+        return self.is_legacy and len(tensor.shape) > 1
+
+    def _check(self, tensor: WeightTensor, content: Bytes) -> None:
+        if tensor.dtype is BOOL and content.size and content.max() > 1:
             raise WeightsProblem(
                 self.path, f"tensor {tensor.name!r} is bool, but holds bytes other than 0 and 1"
             )
 
-    def _read(self, tensor: WeightTensor, target: Bytes) -> None:
+    def _read(self, tensor: WeightTensor, target: Bytes, start: int) -> None:
+        """Fill memory with the bytes of a tensor from `start` on, as they are in the file."""
         view, done = target.data, 0
-        while done < tensor.nbytes:
+        while done < target.nbytes:
             try:
-                count = os.preadv(self._fd, [view[done:]], tensor.offset + done)
+                count = os.preadv(self._fd, [view[done:]], tensor.offset + start + done)
             except OSError as error:
                 raise WeightsProblem(
                     self.path, f"tensor {tensor.name!r} cannot be read: {error.strerror}"
@@ -172,7 +204,7 @@ class WeightsFile:
                 raise WeightsProblem(
                     self.path,
                     f"the file became shorter after it was opened: tensor {tensor.name!r} ends"
-                    f" {tensor.nbytes - done} bytes behind its end",
+                    f" {tensor.nbytes - start - done} bytes behind its end",
                 )
             done += count
 

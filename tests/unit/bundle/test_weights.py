@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from support.bundle_examples import make_bundle, safetensors_bytes
 
 from hloserve.bundle import read_bundle_weights
 from hloserve.bundle.weights import WeightsFile
+from hloserve.bundle.weights_writing import plan_weights
 from hloserve.core.errors import WeightsProblem
 from hloserve.core.tensors import Array
 
@@ -346,3 +348,40 @@ def test_bools_are_zero_or_one(tmp_path: Path, data: bytes, is_fine: bool) -> No
         else:
             with pytest.raises(WeightsProblem, match="bytes other than 0 and 1"):
                 weights.read_into(weights.arguments[0], target)
+
+
+@pytest.mark.parametrize("layout", ["xla", "legacy"])
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
+def test_pieces_together_are_what_is_read_at_once(
+    tmp_path: Path, layout: Literal["xla", "legacy"], piece_bytes: int
+) -> None:
+    """Whoever copies weights elsewhere needs no memory for a whole tensor."""
+    arrays = {
+        "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "vector": np.arange(5, dtype=np.int16),
+        "truth": np.array([True, False]),
+        "empty": np.zeros((0, 2), np.float32),
+    }
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"".join(plan_weights(arrays, layout, []).chunks()))
+    buffer = np.empty(piece_bytes, np.uint8)
+
+    with WeightsFile.open(path) as weights:
+        found = [
+            b"".join(piece.tobytes() for piece in weights.read_pieces(tensor, buffer))
+            for tensor in weights.arguments
+        ]
+
+    assert [array.tobytes() for array in arrays.values()] == found
+
+
+def test_piece_of_a_bool_that_is_neither_is_refused(tmp_path: Path) -> None:
+    """Pieces are checked as whole tensors are."""
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"".join(plan_weights({"t": np.ones(4, bool)}, "xla", []).chunks()))
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x02")
+
+    with WeightsFile.open(path) as weights, pytest.raises(WeightsProblem, match="0 and 1"):
+        list(weights.read_pieces(weights.arguments[0], np.empty(3, np.uint8)))

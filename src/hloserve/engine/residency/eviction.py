@@ -33,13 +33,27 @@ _SEEN_SHARE = 0.3
 """Of a load that was seen in what the next one is taken to cost."""
 
 
+_Rates = tuple[float, float, float]
+
+
+def _decay(age: int) -> _Rates:
+    short, middle, long = HORIZONS
+    return 0.5 ** (age / short), 0.5 ** (age / middle), 0.5 ** (age / long)
+
+
+_KNOWN_DECAYS = [_decay(age) for age in range(512)]
+"""A use is noted for every dispatch, and raising to a power is most of it."""
+
+_STEP = tuple(1 / horizon for horizon in HORIZONS)
+
+
 class _Record:
     __slots__ = ("load_s", "rates", "size_bytes", "used_at")
 
     def __init__(self, size_bytes: int, load_s: float, now: int) -> None:
         self.size_bytes = size_bytes
         self.load_s = load_s
-        self.rates = [0.0] * len(HORIZONS)
+        self.rates: _Rates = (0.0, 0.0, 0.0)
         self.used_at = now
 
 
@@ -72,10 +86,13 @@ class Usage(Generic[Key]):
         record = self._records[key]
         age = now - record.used_at
         record.used_at = now
-        record.rates = [
-            rate * 0.5 ** (age / horizon) + 1 / horizon
-            for rate, horizon in zip(record.rates, HORIZONS, strict=True)
-        ]
+        first, second, third = record.rates
+        short, middle, long = _KNOWN_DECAYS[age] if age < len(_KNOWN_DECAYS) else _decay(age)
+        record.rates = (
+            first * short + _STEP[0],
+            second * middle + _STEP[1],
+            third * long + _STEP[2],
+        )
 
     def learn_load(self, key: Key, seconds: float) -> None:
         """Note what a load took."""
@@ -88,8 +105,8 @@ class Usage(Generic[Key]):
         if not record.size_bytes:
             return float("inf")
         age = self._now - record.used_at
-        pairs = zip(record.rates, HORIZONS, strict=True)
-        rate: float = sum(each * 0.5 ** (age / horizon) for each, horizon in pairs)
+        pairs = zip(record.rates, _decay(age), strict=True)
+        rate = sum(each * decay for each, decay in pairs)
         return rate * record.load_s / record.size_bytes
 
     def pick_victims(

@@ -55,10 +55,11 @@ SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "hlow"
 _MAGIC = 0x48_4C_57_01  # HLW, version 1
 _HEADER = struct.Struct("<II16sQ")
-_COMPLETE_AT = 4
 _DATA_START = ALIGNMENT_BYTES
 _DIGEST_BYTES = 16
 _NAME_CHARACTERS = 100  # of the model in a file's name, which has at most 255
+
+_PIECE_BYTES = 1 << 20
 
 _PAUSE_S = 0.005
 _PATIENCE_S = 300.0
@@ -183,13 +184,15 @@ class SharedStore(HostStore):
         try:
             os.ftruncate(fd, 0)
             self._reserve(fd, path, size)
-            block = mmap.mmap(fd, size)
-            memory = np.frombuffer(block, np.uint8)
-            _HEADER.pack_into(block, 0, _MAGIC, 0, digest, size)
-            for tensor, start in zip(weights.arguments, _starts(weights), strict=True):
-                if tensor.nbytes:
-                    weights.read_into(tensor, memory[start : start + tensor.nbytes])
-            struct.pack_into("<I", block, _COMPLETE_AT, 1)
+            _write(fd, _HEADER.pack(_MAGIC, 0, digest, size), 0)
+            # Not through a mapping, whose pages would come one at a time: 1.2 GB/s, not 2.0.
+            buffer = np.empty(_PIECE_BYTES, np.uint8)
+            for tensor, at in zip(weights.arguments, _starts(weights), strict=True):
+                done = 0
+                for piece in weights.read_pieces(tensor, buffer):
+                    _write(fd, piece.data, at + done)
+                    done += piece.nbytes
+            _write(fd, _HEADER.pack(_MAGIC, 1, digest, size), 0)
         except BaseException:
             with suppress(OSError):
                 os.unlink(path)
@@ -242,6 +245,12 @@ class _SharedCopy(HostCopy):
             with suppress(OSError):  # of another user, in a sticky directory
                 os.unlink(self._path)
         os.close(self._fd)
+
+
+def _write(fd: int, content: bytes | memoryview, offset: int) -> None:
+    done, view = 0, memoryview(content)
+    while done < view.nbytes:
+        done += os.pwrite(fd, view[done:], offset + done)
 
 
 def _remove_if_unused(path: Path) -> None:

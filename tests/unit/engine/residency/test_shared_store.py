@@ -29,12 +29,13 @@ from hloserve.engine.residency.shared_store import SharedStore
 weights = WeightsFile.open(sys.argv[2])
 if sys.argv[3] == "half":
     # Stop in the middle of a fill, with the file half written.
-    whole = weights.read_into
-    def read_into(tensor, target):
-        whole(tensor, target)
-        print("half", flush=True)
-        sys.stdin.read(1)
-    weights.read_into = read_into
+    whole = weights.read_pieces
+    def read_pieces(tensor, buffer):
+        for piece in whole(tensor, buffer):
+            yield piece
+            print("half", flush=True)
+            sys.stdin.read(1)
+    weights.read_pieces = read_pieces
 copy = WeightsSource("m", weights, SharedStore(directory=Path(sys.argv[1]))).read()
 print(float(copy.arrays[0][0, 0]), flush=True)
 sys.stdin.read(1)
