@@ -16,6 +16,7 @@ from support.server_worker import RunningWorker, rows, running_worker, write_sca
 from hloserve import Client
 from hloserve.core.errors import BadRequest, ModelNotFound, NotPossibleNow, Unavailable
 from hloserve.core.model_control import Compaction, Floor
+from hloserve.engine.fake_backend import FakeBackend
 from hloserve.wire.protos import control_pb2 as pb
 
 Ask = Callable[..., tuple[grpc.StatusCode, Any]]
@@ -275,14 +276,17 @@ def test_reading_needs_infer_and_changing_needs_admin(tmp_path: Path) -> None:
 
 @contextmanager
 def _three_models(
-    directory: Path, **settings: object
+    directory: Path, residency: str, backend: FakeBackend | None = None
 ) -> Iterator[tuple[Client, Callable[..., tuple[grpc.StatusCode, Any]]]]:
     """A worker with room for the weights of two of the models a, b and c."""
     for name in "abc":
         write_scale(directory, name)
-    flags = {"runtime.weight_cache_bytes": 2 * _WEIGHTS_BYTES, **settings}
+    flags = {
+        "runtime.weight_cache_bytes": 2 * _WEIGHTS_BYTES,
+        "runtime.residency": residency,
+    }
     with (
-        running_worker(directory, settings=flags) as worker,
+        running_worker(directory, backend, flags) as worker,
         Client("{}:{}".format(*worker.addresses.grpc)) as client,
         grpc.insecure_channel("{}:{}".format(*worker.addresses.grpc)) as channel,
     ):
@@ -296,7 +300,7 @@ def _where(client: Client) -> dict[str, tuple[str, bool, bool]]:
 
 def test_controller_places_weights(tmp_path: Path) -> None:
     """A pinned model is served; one that is not is answered so that a gateway goes elsewhere."""
-    with _three_models(tmp_path, **{"runtime.residency": "external"}) as (client, ask):
+    with _three_models(tmp_path, "external") as (client, ask):
         status = client.control.status()
         assert ("externally_managed", True, 2 * _WEIGHTS_BYTES) == (
             status.residency_mode,
@@ -319,14 +323,35 @@ def test_controller_places_weights(tmp_path: Path) -> None:
         assert ("unpinned", False, False) == _where(client)["a"]
         with pytest.raises(Unavailable):
             client.infer("a", {"x": rows(1)})
-        code, text = ask("SetModelResidency", pb.SetModelResidencyRequest(name="z", target=1))
+        code, text = ask(
+            "SetModelResidency", pb.SetModelResidencyRequest(name="z", target=pb.UNPINNED)
+        )
         assert _UNKNOWN is code
         assert "'z'" in text
 
 
+def test_pin_that_finds_no_room_changes_nothing(tmp_path: Path) -> None:
+    """RESOURCE_EXHAUSTED; what was pinned before is served on."""
+    backend = FakeBackend()
+    with _three_models(tmp_path, "external", backend) as (client, ask):
+        client.control.set_residency("a", "device")
+        backend.limit_bytes = 20  # four numbers take 16
+
+        code, text = ask(
+            "SetModelResidency", pb.SetModelResidencyRequest(name="b", target=pb.PINNED_DEVICE)
+        )
+
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED is code
+        assert "device memory is full" in text
+        assert ("device", True) == _where(client)["a"][:2]
+        assert ("unpinned", False, False) == _where(client)["b"]
+        backend.limit_bytes = None
+        np.testing.assert_array_equal(rows(2), client.infer("a", {"x": rows(1)})["y"])
+
+
 def test_worker_that_decides_by_itself_takes_no_orders(tmp_path: Path) -> None:
     """It has a weight cache; which setting hands it over is in the message."""
-    with _three_models(tmp_path) as (client, ask):
+    with _three_models(tmp_path, "self_managed") as (client, ask):
         request = pb.SetModelResidencyRequest(name="a", target=pb.PINNED_DEVICE)
         for name in ("a", "z"):
             request.name = name
@@ -338,7 +363,7 @@ def test_worker_that_decides_by_itself_takes_no_orders(tmp_path: Path) -> None:
 
 def test_compaction_takes_weights_off_and_loads_some_again(tmp_path: Path) -> None:
     """In the order that is asked for, as far as they fit; and every request is right afterwards."""
-    with _three_models(tmp_path) as (client, ask):
+    with _three_models(tmp_path, "self_managed") as (client, ask):
         for name in "abc":
             client.infer(name, {"x": rows(1)})
         before = client.control.status()

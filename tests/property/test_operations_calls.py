@@ -20,6 +20,7 @@ from hloserve.core.model_reports import (
     TensorConfig,
 )
 from hloserve.server.operations_grpc import operations_answers
+from hloserve.wire import control_protobuf as control_codec
 from hloserve.wire import v2_protobuf_reports as codec
 from hloserve.wire.grpc_health import decode_check_request
 from hloserve.wire.grpc_reflection import answer_reflection
@@ -92,6 +93,13 @@ def test_any_bytes_are_answered_or_refused(services: Services, data: st.DataObje
         _refuse_gently(lambda answer=answer: answer(body))  # type: ignore[misc]  # bound early
     _refuse_gently(lambda: answer_reflection(body, ["a.B"]))
     _refuse_gently(lambda: decode_check_request(body))
+    for decode in (
+        control_codec.decode_status_request,
+        control_codec.decode_residency_request,
+        control_codec.decode_policy_request,
+        control_codec.decode_compact_request,
+    ):
+        _refuse_gently(lambda decode=decode: decode(body))  # type: ignore[misc]  # bound early
 
 
 @_FEW
