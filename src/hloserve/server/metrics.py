@@ -25,11 +25,13 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 from typing_extensions import override
 
+from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.engine.statistics import percentile
 from hloserve.models.model import Model
 from hloserve.server.metric_families import counter, gauge
 from hloserve.server.residency_metrics import residency_families
+from hloserve.server.scheduling_metrics import scheduling_families
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -191,6 +193,10 @@ class WorkerView(Protocol):
         """Scratch memory that requests to meta models hold."""
         ...
 
+    def scheduling_weight(self, model: DeviceModel) -> float:
+        """A model's share of the device, relative to the others."""
+        ...
+
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """Served models by name, with the depth of their queues."""
         ...
@@ -213,6 +219,7 @@ class _WorkerCollector(Collector):
         yield from _model_gauges(models)
         devices = {name: model.device for name, (model, _) in models.items() if not model.is_meta}
         yield from residency_families(worker.residency, devices)
+        yield from scheduling_families(devices, worker.scheduling_weight)
         yield gauge("worker_models_loaded", "Models that serve.", len(models))
         yield from _failures(worker.failed_models())
         yield _changes(worker.model_changes)

@@ -11,6 +11,7 @@ from typing_extensions import override
 from hloserve import __version__
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.requests import ModelState
+from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.models.model import Model
@@ -90,6 +91,10 @@ class WorkerFigures(WorkerView):
     @override
     def meta_scratch_bytes(self) -> int:
         return self._inference.metas.scratch_used_bytes
+
+    @override
+    def scheduling_weight(self, model: DeviceModel) -> float:
+        return self._scheduler.weight(model)
 
     @override
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:

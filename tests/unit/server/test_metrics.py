@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.server_services import Services, running_services
 
+from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.models.model import Model
 from hloserve.server.metrics import Exposition, RequestMetrics
@@ -29,6 +30,10 @@ class _View:
     def loaded_models(self) -> Mapping[str, tuple[Model, int]]:
         """The model, with a queue of five."""
         return {"scale": (self._services.model, 5)}
+
+    def scheduling_weight(self, model: DeviceModel) -> float:
+        """Of whichever model."""
+        return 2.5
 
     model_changes: Mapping[str, int] = {"reload": 3}
 
@@ -98,3 +103,17 @@ def test_gauges_are_those_of_the_worker(services: Services) -> None:
     assert samples["worker_max_concurrent_requests", ()] == 7
     assert samples["worker_requests_shed_total", ()] == 2
     assert samples["worker_info", ("1.2",)] == 1
+
+
+def test_scheduling_is_told_by_model_and_program(services: Services) -> None:
+    """What a model should get, and what each of its programs takes by shape and batch size."""
+    costs_ns = services.model.device.statistics.costs_ns
+    costs_ns.clear()
+    costs_ns[128, 4] = {8: 2_000_000}
+    samples = _scrape(services)
+
+    assert samples["worker_model_scheduling_weight", ("scale",)] == 2.5
+    found = {
+        key: value for key, value in samples.items() if key[0] == "worker_program_cost_seconds"
+    }
+    assert found == {("worker_program_cost_seconds", ("scale", "8", "128,4")): 0.002}
