@@ -124,9 +124,6 @@ def setting_lines(setting: Setting, doc: str) -> Iterator[str]:
     """One setting: its name, meaning, values, default and variable."""
     yield f"### `{'.'.join(setting.path)}`\n\n{doc}\n"
     yield f"- values: {setting.expected.replace(chr(39), '`')}"
-    if setting.reading.later:
-        later = ", ".join(f"`{value}`" for value in setting.reading.later)
-        yield f"- not available in this version: {later}"
     yield f"- default: {default_text(setting)}"
     if "<model>" not in setting.path:
         yield f"- environment: `{environment_name(setting.path)}`"

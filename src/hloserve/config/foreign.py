@@ -24,9 +24,6 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("models",): f"{_FLEET}; settings of single models are under scheduler.models",
     ("shared_host_weights",): "is called runtime.shared_host_weights here",
     ("runtime", "residency_mode"): "is called runtime.residency here",
-    ("runtime", "autotune"): _LATER,
-    ("runtime", "autotune_cache"): _LATER,
-    ("runtime", "autotune_cache_dir"): _LATER,
     ("scheduler", "cost_ema_alpha"): (
         "is not a setting: a quicker run is what a program costs from then on, and slower ones move"
         " that little"

@@ -91,6 +91,7 @@ def load(
         problems = [
             *_check_ports(loaded),
             *_check_directories(loaded),
+            *_check_numerics(loaded),
             *check_security_files(loaded.config, loaded.sources),
         ]
         if not problems:
@@ -156,6 +157,17 @@ def _check_ports(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
             )
         elif port != 0:
             taken[port] = path
+
+
+def _check_numerics(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
+    runtime = loaded.config.runtime
+    if runtime.numerics == "tf32" and runtime.backend == "cpu":
+        name = "runtime.numerics"
+        yield ConfigProblem(
+            loaded.sources[name],
+            f"$.{name}",
+            "is tf32, which only NVIDIA GPUs have, but runtime.backend is cpu; set auto or f32",
+        )
 
 
 def _check_directories(loaded: LoadedConfig) -> Iterator[ConfigProblem]:

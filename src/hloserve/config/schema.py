@@ -9,10 +9,11 @@ Immutable; any thread.
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from hloserve.config.scheduling_schema import SchedulerConfig
 from hloserve.config.schema_types import (
+    CompileOptions,
     Fraction,
     FractionOrNone,
     MessageBytes,
@@ -129,8 +130,28 @@ class RuntimeConfig(Section, frozen=True, kw_only=True):
     shared_host_weights_mode: Mode = "660"
     """Permissions of these files, in octal. Whoever may write them decides what models answer."""
 
-    numerics: Annotated[Literal["auto"], meta(Reading(later=("f32", "tf32")))] = "auto"
-    """Precision of float32 products on a GPU; `auto` leaves it to XLA."""
+    numerics: Literal["auto", "f32", "tf32"] = "auto"
+    """Precision of products and convolutions of float32 on a GPU. `auto` compiles what programs ask
+    for. `f32` has all of them computed in float32, whatever they ask for, and tries at start that
+    the device does. `tf32` is `auto` for a device that has TF32, and an error on another."""
+
+    program_rewrites: bool = True
+    """On the CPU, rewrite parts of programs to what it computes quicker, and use the options of XLA
+    that were measured to be quicker. False compiles what is in the bundle, with XLA's defaults."""
+
+    compile_options: CompileOptions = field(default_factory=dict)
+    """Options of XLA by name, such as `xla_cpu_prefer_vector_width: 512`. They win over all other
+    settings; one that XLA does not know is an error at start."""
+
+    autotune: bool = True
+    """On a GPU, let XLA try several kernels while it compiles and take the quickest. False makes
+    the choice the same at every start, and needs no memory for trials."""
+
+    autotune_cache: bool = False
+    """Keep on disk what XLA found out by trying, so that the next start tries nothing."""
+
+    autotune_cache_dir: OptionalPath = ""
+    """Where to keep it. Without a directory nothing is kept, with a warning in the log."""
 
 
 class EndpointsConfig(Section, frozen=True, kw_only=True):

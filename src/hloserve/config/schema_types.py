@@ -11,6 +11,7 @@ from msgspec import Meta
 
 __all__ = [
     "BatchSize",
+    "CompileOptions",
     "Fraction",
     "FractionOrNone",
     "MessageBytes",
@@ -34,13 +35,11 @@ class Reading(msgspec.Struct, frozen=True):
     Attributes:
         unit: "bytes", "seconds" or "path": the field also takes text like 512MiB or 30s, or is
             relative to the file that holds it.
-        later: values that are known but not available in this version.
         aliases: other spellings of a value.
         words: what the value is, where its type does not say it.
     """
 
     unit: str = ""
-    later: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     words: str = ""
 
@@ -65,6 +64,12 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 Path: TypeAlias = Annotated[str, meta(Reading(unit="path"), min_length=1, max_length=4096)]
 
 OptionalPath: TypeAlias = Annotated[str, meta(Reading(unit="path"), max_length=4096)]
+
+CompileOption: TypeAlias = Annotated[str, Meta(pattern="^xla_[a-z0-9_]{1,120}$")]
+CompileOptions: TypeAlias = Annotated[
+    dict[CompileOption, bool | int | float | str],
+    meta(Reading(words="a mapping from names of options of XLA (xla_...) to their values")),
+]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

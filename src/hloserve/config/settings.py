@@ -4,6 +4,7 @@ What lives here: the walk over `hloserve.config.schema`, and the conversion of o
 does not: where raw values come from (`hloserve.config.loading`). Immutable; any thread.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,9 +60,9 @@ class Setting:
         path: sections and field; a per-model setting has ``<model>`` for the model's name.
         type: the annotated type, for conversion.
         kind: what a value is apart from its range: "bool", "int", "float", "str", "list",
-            "models", or "int_or_word".
+            "models", "mapping", or "int_or_word".
         expected: the values that it takes, in words.
-        reading: units, aliases and values of later versions.
+        reading: units and aliases.
         default: value when nothing sets it; None for "unset".
     """
 
@@ -95,6 +96,8 @@ def read_text(setting: Setting, text: str) -> object:
     if setting.kind == "str":
         return text
     text = text.strip()
+    if setting.kind == "mapping":
+        return _read_json(text)
     if setting.kind == "bool" and text.lower() in _TRUE + _FALSE:
         return text.lower() in _TRUE
     if setting.kind in ("int", "int_or_word") and _WHOLE.fullmatch(text):
@@ -102,6 +105,14 @@ def read_text(setting: Setting, text: str) -> object:
     if setting.kind == "float" and _DECIMAL.fullmatch(text):
         return float(text)
     return text
+
+
+def _read_json(text: str) -> object:
+    """The value that JSON gives; the text itself when it is none, for the message."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def read_value(setting: Setting, raw: object) -> Any:
@@ -116,10 +127,6 @@ def read_value(setting: Setting, raw: object) -> Any:
             value = _read_unit(reading.unit, value)
         else:
             value = dict(reading.aliases).get(value, value)
-        if value in reading.later:
-            raise ValueRefused(
-                f"{value!r} is not available in this version; it takes {setting.expected}"
-            )
     try:
         return msgspec.convert(value, setting.type)
     except msgspec.ValidationError as error:
@@ -188,8 +195,9 @@ def _describe(info: inspect.Type) -> tuple[str, str]:
             return "list", f"a list of whole numbers{_range(item)}"
         case inspect.VarTupleType():
             return "list", "a list of texts"
-        case inspect.DictType():
-            return "models", "a mapping from model names to their settings"
+        case inspect.DictType(value_type=value):
+            kind = "models" if isinstance(value, inspect.StructType) else "mapping"
+            return kind, "a mapping from model names to their settings"
         case inspect.UnionType(types=types):
             known = [_describe(t) for t in types if not isinstance(t, inspect.NoneType)]
             kind = known[0][0] if len(known) == 1 else "int_or_word"

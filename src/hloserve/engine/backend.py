@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from hloserve.core.tensors import Array
+from hloserve.engine.programs.notes import ProgramNotes
 from hloserve.engine.programs.signature import Signature, TensorType
 
 __all__ = [
@@ -53,6 +54,11 @@ class Executable(Protocol):
     @property
     def signature(self) -> Signature:
         """Argument and result types of what was compiled."""
+        ...
+
+    @property
+    def notes(self) -> ProgramNotes:
+        """What was done to the program before; kept by `serialise`."""
         ...
 
 
@@ -124,6 +130,7 @@ class Backend(ProgramReader, Protocol):
 
         Raises:
             BackendFailed: the compiler refused it; the cause is chained.
+            ProgramProblem: it cannot be had in the precision that the operator wants.
 
         Threading: any thread.
         """

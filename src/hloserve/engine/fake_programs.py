@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from hloserve.core.errors import BackendFailed, ProgramProblem
 from hloserve.core.tensors import Array
+from hloserve.engine.programs.notes import NO_NOTES, ProgramNotes
 from hloserve.engine.programs.signature import Signature, parse_tensor_type
 
 __all__ = ["FUNCTIONS", "FakeProgram", "Function", "check_arguments", "read_fake_program"]
@@ -52,6 +53,7 @@ class FakeProgram:
 
     signature: Signature
     function: str
+    notes: ProgramNotes = NO_NOTES
 
 
 def read_fake_program(artifact: bytes, source: str, functions: Container[str]) -> FakeProgram:

@@ -18,10 +18,9 @@ Rules.
 import hashlib
 import json
 import os
-import platform as platform_module
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,15 +29,26 @@ from typing_extensions import override
 from hloserve.core.errors import (
     BackendFailed,
     ConfigProblem,
-    DeviceMemoryFull,
-    HloserveError,
     MissingExtra,
     UntestedVersion,
 )
 from hloserve.core.tensors import Array
 from hloserve.engine.backend import Backend, Buffer, Executable, MemoryStats, Program
 from hloserve.engine.programs import mlir
+from hloserve.engine.programs.compiling import (
+    CompileSettings,
+    pack_executable,
+    plan_options,
+    prepare_program,
+    processor_identity,
+    rewriter_revision,
+    unpack_executable,
+)
+from hloserve.engine.programs.notes import ProgramNotes
+from hloserve.engine.programs.numerics import NumericsMode, has_tf32
 from hloserve.engine.programs.signature import Signature, TensorType
+from hloserve.engine.programs.tf32_probe import PROBE_PROGRAM, attest, probe_inputs
+from hloserve.engine.xla_client import open_devices, request_memory, translated
 
 try:
     import jax
@@ -58,22 +68,28 @@ try:
 except (ImportError, AttributeError) as moved:
     raise UntestedVersion("jax", jax.__version__, "0.10 to 0.11") from moved
 
-__all__ = ["XlaBackend", "XlaExecutable", "client_options", "request_memory"]
+__all__ = ["XlaBackend", "XlaExecutable"]
 
 _COMPILER_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS", "JAX_PLATFORMS")
-_NEEDED = re.compile(r"allocat\w*\s+(\d+)")
 _AVALS_KEPT = 8192
+_EMPTY_PROGRAM = b"module { func.func public @main() { return } }"
 
 
 class XlaExecutable:
     """A compiled program and the handlers that make arrays of its results."""
 
-    __slots__ = ("handlers", "loaded", "model", "signature")
+    __slots__ = ("handlers", "loaded", "model", "notes", "signature")
 
     def __init__(
-        self, signature: Signature, loaded: Any, handlers: Sequence[Any], model: str
+        self,
+        signature: Signature,
+        loaded: Any,
+        handlers: Sequence[Any],
+        model: str,
+        notes: ProgramNotes,
     ) -> None:
         self.signature = signature
+        self.notes = notes
         self.loaded = loaded
         self.handlers = list(handlers)
         self.model = model
@@ -90,9 +106,11 @@ class XlaBackend(Backend):
             for the first accelerator client of the process, and not for the CPU.
         runs_ahead: on the CPU, hand each execution to a thread of XLA and return, as accelerators
             do: slower for what is small, and it may run two at once.
+        compiling: how programs are compiled. For numerics `f32` the variable NVIDIA_TF32_OVERRIDE
+            of this process is set to 0, before a client exists.
 
     Raises:
-        ConfigProblem: there is no such device.
+        ConfigProblem: there is no such device, or it or XLA cannot do what `compiling` says.
 
     Threading: `read_program`, `specialise` and `compile` on any thread; see `Backend`.
     """
@@ -105,11 +123,15 @@ class XlaBackend(Backend):
         mem_fraction: float | None = None,
         preallocate: bool | None = None,
         runs_ahead: bool = False,
+        compiling: CompileSettings | None = None,
     ) -> None:
         self._platform = platform
+        self._compiling = compiling or CompileSettings()
+        if self._compiling.numerics == "f32":
+            os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
         if platform != "cpu":
             request_memory(mem_fraction, preallocate)
-        devices = _devices(platform, runs_ahead=runs_ahead)
+        devices = open_devices(platform, runs_ahead=runs_ahead)
         if not 0 <= ordinal < len(devices):
             raise ConfigProblem(
                 "device", "runtime.device_ordinal", f"{ordinal}: {platform} has {len(devices)}"
@@ -120,17 +142,23 @@ class XlaBackend(Backend):
         self._sharding = SingleDeviceSharding(self._device)
         self._avals: dict[tuple[Any, Any], Any] = {}
         self._runs_ahead = runs_ahead or platform != "cpu"
+        capability = str(getattr(self._device, "compute_capability", ""))
+        self._is_capable = has_tf32(platform, capability)
         self._identity = json.dumps(
             {
                 "jaxlib": jaxlib.version.__version__,
                 "platform": [platform, str(self._client.platform_version)],
-                "device": [self.device_kind, str(getattr(self._device, "compute_capability", ""))],
-                "options": _compile_options().SerializeAsString().hex(),
+                "device": [self.device_kind, capability],
+                "options": self._options().SerializeAsString().hex(),
+                "overrides": plan_options(platform, self._compiling),
+                "numerics": self._compiling.numerics,
+                "rewriter": [self._compiling.has_rewrites, rewriter_revision()],
                 "flags": {name: os.environ.get(name, "") for name in _COMPILER_VARIABLES},
                 "processor": processor_identity() if platform == "cpu" else "",
             },
             sort_keys=True,
         )
+        self._check_compiling()
 
     @property
     @override
@@ -163,10 +191,18 @@ class XlaBackend(Backend):
             None in kind.shape for kind in (*program.signature.inputs, *program.signature.outputs)
         ):
             raise BackendFailed("compiling", model, f"extents are open: {program.signature}")
+        return self._compile(program, model, self._compiling)
+
+    def _compile(
+        self, program: mlir.MlirProgram, model: str, settings: CompileSettings
+    ) -> XlaExecutable:
+        prepared, notes = prepare_program(
+            program, self._platform, settings, is_capable=self._is_capable
+        )
         _prepare_calls(program)
         try:
             loaded = self._client.compile_and_load(
-                program.module, _jax.DeviceList((self._device,)), _compile_options()
+                prepared.module, _jax.DeviceList((self._device,)), self._options()
             )
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
             if str(error).startswith("NOT_FOUND"):
@@ -174,8 +210,8 @@ class XlaBackend(Backend):
                     f"{error}; it was exported for another platform: export for {self._platform}"
                 )
                 raise BackendFailed("compiling", model, reason) from error
-            raise _translated("compiling", model, error) from error
-        return self._executable(program, loaded, model)
+            raise translated("compiling", model, error) from error
+        return self._executable(program, loaded, model, notes)
 
     @override
     def cache_key(self, program: Program) -> str:
@@ -188,30 +224,82 @@ class XlaBackend(Backend):
     def serialise(self, executable: Executable) -> bytes | None:
         assert isinstance(executable, XlaExecutable)
         try:
-            return bytes(executable.loaded.serialize())
+            payload = bytes(executable.loaded.serialize())
         except (_XlaRuntimeError, ValueError, RuntimeError):
             return None  # some platforms cannot
+        return pack_executable(executable.notes, payload)
 
     @override
     def restore(self, payload: bytes, program: Program, model: str) -> XlaExecutable:
         assert isinstance(program, mlir.MlirProgram)
         _prepare_calls(program)
         try:
+            notes, compiled = unpack_executable(payload)
             loaded = self._client.deserialize_executable(
-                payload, _jax.DeviceList((self._device,)), _compile_options()
+                compiled, _jax.DeviceList((self._device,)), self._options()
             )
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
-            raise _translated("restoring", model, error) from error
-        return self._executable(program, loaded, model)
+            raise translated("restoring", model, error) from error
+        return self._executable(program, loaded, model, notes)
 
-    def _executable(self, program: mlir.MlirProgram, loaded: Any, model: str) -> XlaExecutable:
+    def _executable(
+        self, program: mlir.MlirProgram, loaded: Any, model: str, notes: ProgramNotes
+    ) -> XlaExecutable:
         handlers = [
             _array_result_handler(
                 self._aval(kind.shape, kind.dtype.numpy), self._sharding, True, True
             )
             for kind in program.signature.outputs
         ]
-        return XlaExecutable(program.signature, loaded, handlers, model)
+        return XlaExecutable(program.signature, loaded, handlers, model, notes)
+
+    def _options(self) -> Any:
+        options = xla_client.CompileOptions()
+        options.num_replicas = 1
+        options.num_partitions = 1
+        options.env_option_overrides = list(plan_options(self._platform, self._compiling).items())
+        return options
+
+    def _check_compiling(self) -> None:
+        """Find now what every program would fail with, or would not tell."""
+        settings = self._compiling
+        if settings.numerics == "tf32" and not self._is_capable:
+            raise ConfigProblem(
+                "device",
+                "runtime.numerics",
+                f"is 'tf32', but {self._platform} device {self.device_kind} has no TF32; set 'auto'"
+                " or 'f32'",
+            )
+        if settings.options:
+            self._check_options()
+        if self._platform == "cuda":
+            attest(settings.numerics, self.probe)
+
+    def _check_options(self) -> None:
+        try:
+            self._client.compile_and_load(
+                mlir.read_program(_EMPTY_PROGRAM, "options").module,
+                _jax.DeviceList((self._device,)),
+                self._options(),
+            )
+        except (_XlaRuntimeError, ValueError, RuntimeError, TypeError) as error:
+            reason = str(error).removeprefix("INVALID_ARGUMENT: ")
+            raise ConfigProblem(
+                "configuration",
+                "runtime.compile_options",
+                f"XLA of jaxlib {jaxlib.version.__version__} refuses them: {reason}",
+            ) from error
+
+    def probe(self, mode: NumericsMode) -> Array:
+        """Run the product that tells TF32 from float32 as a mode has it, for `tf32_probe`."""
+        program = self.read_program(PROBE_PROGRAM, "probe")
+        settings = replace(self._compiling, numerics=mode)
+        executable = self._compile(program, "probe", settings)
+        arguments = self.to_device(probe_inputs())
+        results = self.execute(executable, arguments)
+        (result,) = self.to_host(results)
+        self.free([*arguments, *results])
+        return result
 
     @override
     def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
@@ -231,7 +319,7 @@ class XlaBackend(Backend):
                 for array in arrays
             ]
         except _XlaRuntimeError as error:
-            raise _translated("transfer to the device", "", error) from error
+            raise translated("transfer to the device", "", error) from error
 
     @override
     def execute(self, executable: Executable, arguments: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -240,7 +328,7 @@ class XlaBackend(Backend):
             results = executable.loaded.execute_sharded(arguments)
             return results.consume_with_handlers(executable.handlers)  # type: ignore[no-any-return]
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
-            raise _translated("execution", executable.model, error) from error
+            raise translated("execution", executable.model, error) from error
 
     @override
     def begin_to_host(self, buffers: Sequence[Buffer]) -> None:
@@ -254,7 +342,7 @@ class XlaBackend(Backend):
         try:
             return [np.asarray(buffer) for buffer in buffers]
         except (_XlaRuntimeError, RuntimeError) as error:
-            raise _translated("execution", "", error) from error
+            raise translated("execution", "", error) from error
 
     @override
     def free(self, buffers: Sequence[Buffer]) -> None:
@@ -301,72 +389,6 @@ class XlaBackend(Backend):
         return aval
 
 
-def _compile_options() -> Any:
-    options = xla_client.CompileOptions()
-    options.num_replicas = 1
-    options.num_partitions = 1
-    return options
-
-
 def _prepare_calls(program: mlir.MlirProgram) -> None:
     if any(target.startswith("lapack_") for target in program.custom_calls):
         _lapack.initialize()  # jax does so when it lowers; without it a call is a null pointer
-
-
-def processor_identity() -> str:
-    """What machine code for this processor depends on: its kind and the features it has."""
-    features = ""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        found = {line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))}
-        features = " ".join(sorted({each for line in found for each in line.split()}))
-    return f"{platform_module.machine()} {features}"
-
-
-def request_memory(mem_fraction: float | None, preallocate: bool | None) -> None:
-    """Set how much memory the client takes that jax makes for an accelerator, later and once.
-
-    jax merges this setting of its own into the options of the plugin, over what XLA_* variables of
-    the environment say.
-    """
-    given = jax.config.jax_pjrt_client_create_options
-    options = client_options(given, mem_fraction, preallocate)
-    if options:
-        jax.config.update("jax_pjrt_client_create_options", options)
-
-
-def client_options(
-    given: str | Mapping[str, Any] | None, mem_fraction: float | None, preallocate: bool | None
-) -> dict[str, Any]:
-    """Add ours to the client options that an operator gave jax, which are kept.
-
-    Args:
-        given: as jax takes them, ``key:value;key:value`` or a mapping.
-        mem_fraction: None adds nothing.
-        preallocate: None adds nothing.
-    """
-    if isinstance(given, str):
-        pairs = (pair.partition(":") for pair in given.split(";") if pair)
-        given = {key: value for key, _, value in pairs}
-    options = dict(given or {})
-    if mem_fraction is not None:
-        options["memory_fraction"] = mem_fraction
-    if preallocate is not None:
-        options["preallocate"] = preallocate
-    return options
-
-
-def _devices(platform: str, *, runs_ahead: bool) -> list[Any]:
-    if platform == "cpu":
-        return list(xla_client.make_cpu_client(asynchronous=runs_ahead).local_devices())
-    try:
-        return list(jax.local_devices(backend=platform))
-    except RuntimeError as error:
-        raise ConfigProblem("device", "runtime.backend", f"{platform}: {error}") from error
-
-
-def _translated(operation: str, model: str, error: Exception) -> HloserveError:
-    text = str(error)
-    if text.startswith("RESOURCE_EXHAUSTED"):
-        needed = _NEEDED.search(text)
-        return DeviceMemoryFull(int(needed.group(1)) if needed else 0, None)
-    return BackendFailed(operation, model, text[:2000])

@@ -35,6 +35,7 @@ from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache, compile_cached
 from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
+from hloserve.engine.programs.notes import merge_notes
 from hloserve.engine.residency.floors import Floor
 from hloserve.engine.residency.placement import AllOnDevice, WeightsPlacement
 from hloserve.models.hook_file import Hooks, load_hooks, missing_hooks
@@ -158,6 +159,7 @@ def _assemble(
     bundle: Path,
     manifest: Manifest,
     device: DeviceModel,
+        notes=merge_notes(made.executable.notes for made in compiled.values()),
     hooks: Hooks | None,
     platform: str,
     warnings: tuple[str, ...],
@@ -273,3 +275,6 @@ def _by_variant(
     for (variant, size), made in compiled.items():
         executables.setdefault(variant, {})[size] = made.executable
     return executables
+        except ProgramProblem as problem:
+            findings += [f"{plan.name}: {finding}" for finding in problem.findings]
+            continue

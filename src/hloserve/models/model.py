@@ -15,6 +15,7 @@ from hloserve.core.requests import ModelMetadata, TensorMetadata
 from hloserve.core.tensors import Array, Tensors, TensorSpec
 from hloserve.engine.backend import Executable
 from hloserve.engine.device_model import DeviceModel
+from hloserve.engine.programs.notes import NO_NOTES, ProgramNotes
 from hloserve.engine.residency.placement import WeightsPlacement
 from hloserve.models.hook_file import Hooks
 from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
@@ -79,6 +80,7 @@ class Model:
         compiled: its programs by the key of `Backend.cache_key`.
         uses: the requests that are being served with it.
         input_names: of the executable inputs, in program order.
+        notes: what was done to its programs before they were compiled.
         output_names: of the executable outputs, in program order.
         has_preprocess: a hook makes the executable inputs.
         has_postprocess: a hook makes the client-facing outputs.
@@ -103,6 +105,7 @@ class Model:
     uses: Uses = field(default_factory=Uses, repr=False)
     input_names: tuple[str, ...] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)
+    notes: ProgramNotes = field(default=NO_NOTES, repr=False)
     has_preprocess: bool = field(init=False)
     has_postprocess: bool = field(init=False)
     is_meta: bool = field(init=False)

@@ -68,7 +68,14 @@ class ModelEvents(RepositoryEvents):
             programs=sum(len(sizes) for sizes in device.executables.values()),
             restored=model.restored_programs,
             weights_bytes=model.weight_bytes,
+            numerics=model.notes.numerics,
+            rewrites=dict(model.notes.rewrites),
         )
+        if model.notes.ungoverned:
+            log_event(
+                log, "numerics_ungoverned", model=model.name,
+                operations=list(model.notes.ungoverned),
+            )  # fmt: skip
 
     @override
     def model_failed(self, name: str, error: Exception, *, is_serving: bool) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hloserve.bundle.manifest import MANIFEST_FILE
 from hloserve.config.schema import RuntimeConfig, WorkerConfig
@@ -20,6 +20,9 @@ from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.programs.program_probe import ProgramProbe
 from hloserve.models.repository_look import Found, Look, look_at
+
+if TYPE_CHECKING:
+    from hloserve.engine.programs.compiling import CompileSettings
 
 __all__ = [
     "BackendFactory",
@@ -43,12 +46,16 @@ def open_backend(config: RuntimeConfig) -> Backend:
     """
     from hloserve.engine.xla_backend import XlaBackend  # costs half a second: after the ports
 
+    compiling = _compile_settings(config)
+    runs_ahead = config.dispatches_in_flight not in ("auto", 1)  # on the CPU it is a choice
     try:
         return XlaBackend(
             config.backend,
             config.device_ordinal,
             mem_fraction=config.mem_fraction,
             preallocate=config.preallocate,
+            runs_ahead=runs_ahead,
+            compiling=compiling,
         )
     except HloserveError as error:
         if config.backend == "cpu" or not config.allow_cpu_fallback:
@@ -62,7 +69,28 @@ def open_backend(config: RuntimeConfig) -> Backend:
             reason=str(error),
             setting="runtime.allow_cpu_fallback",
         )
-        return XlaBackend("cpu", 0)
+        return XlaBackend("cpu", 0, runs_ahead=runs_ahead, compiling=compiling)
+
+
+def _compile_settings(config: RuntimeConfig) -> "CompileSettings":
+    from hloserve.engine.programs.compiling import CompileSettings  # as above
+
+    cache = config.autotune_cache_dir if config.autotune_cache else ""
+    if config.autotune_cache and not cache:
+        log_event(
+            logging.getLogger("hloserve.server"),
+            "autotune_cache_off",
+            level=logging.WARNING,
+            reason="there is no directory for it",
+            setting="runtime.autotune_cache_dir",
+        )
+    return CompileSettings(
+        numerics=config.numerics,
+        has_rewrites=config.program_rewrites,
+        has_autotuning=config.autotune,
+        autotune_cache_dir=cache,
+        options=config.compile_options,
+    )
 
 
 class StartupEvents(Protocol):

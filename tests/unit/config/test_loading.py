@@ -181,7 +181,9 @@ def test_mistake_in_a_file_is_told_with_its_path(
         ({"HLOSERVE_SCHEDULER_MODELS": "{"}, "as JSON"),
         ({"HLOSERVE_SCHEDULER_MODELS": "[" * 10**6}, "as JSON"),
         ({"HLOSERVE_SCHEDULER_MODELS": '{"r": {"weight": 0}}'}, "$.scheduler.models.r"),
-        ({"HLOSERVE_RUNTIME_NUMERICS": "tf32"}, "not available in this version"),
+        ({"HLOSERVE_RUNTIME_NUMERICS": "tf32"}, "only NVIDIA GPUs have"),
+        ({"HLOSERVE_RUNTIME_COMPILE_OPTIONS": "xla_a"}, "names of options of XLA (xla_...)"),
+        ({"HLOSERVE_RUNTIME_COMPILE_OPTIONS": '{"cpu": 1}'}, "names of options of XLA"),
     ],
 )
 def test_mistake_in_the_environment_names_its_variable(

@@ -148,19 +148,6 @@ def test_whole_number_is_good_for_a_fraction() -> None:
     assert 1.0 == read_value(SETTINGS["runtime", "mem_fraction"], 1)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("runtime.numerics", "tf32"),
-        ("runtime.numerics", "f32"),
-    ],
-)
-def test_value_of_a_later_version_is_refused_as_such(path: str, value: str) -> None:
-    """A value that this version cannot honour is refused, and the message says so."""
-    with pytest.raises(ValueRefused, match="is not available in this version"):
-        read_value(SETTINGS[tuple(path.split("."))], value)
-
-
 def test_message_is_short_whatever_came() -> None:
     """A refusal stays on one line and is not as long as what was given."""
     for raw in ("x" * 10**6, 10**5000, [1] * 10**5, {"a": 1}, "\x1b[2J\n"):

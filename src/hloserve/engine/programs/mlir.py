@@ -49,6 +49,7 @@ __all__ = [
     "Diagnostics",
     "MlirProgram",
     "bytecode_of",
+    "copy_module",
     "one_line",
     "read_program",
     "refine_program",
@@ -257,6 +258,14 @@ def _version_of(artifact: bytes) -> str:
 def _device_count(attributes: Any) -> int:
     names = ("mhlo.num_partitions", "mhlo.num_replicas")
     return math.prod(ir.IntegerAttr(attributes[name]).value for name in names if name in attributes)
+
+
+def copy_module(program: MlirProgram) -> Any:
+    """A module of its own, in a context of its own, for whoever changes it.
+
+    Threading: one thread at a time per program.
+    """
+    return _reparse(_bytecode(program.module), _new_context())
 
 
 def bytecode_of(program: MlirProgram) -> bytes:
