@@ -57,6 +57,7 @@ class Connection(asyncio.BufferedProtocol):
             make_rpc=Rpc,
             make_stream=StreamingRpc,
             guard=server.guard,
+            memory=server.memory,
         )
         self.full_streams: list[StreamingRpc] = []
         self._watch = Watch(server.now_ns())

@@ -24,6 +24,7 @@ from typing import TypeVar, cast
 
 from hloserve.core.clock import Clock
 from hloserve.core.logging import log_event
+from hloserve.core.reused_memory import ReusedMemory
 from hloserve.core.tickets import Call, Ticket
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.grpc_call import Handler, Rpc
@@ -80,6 +81,7 @@ class GrpcServer:
         self.limits = limits
         self.timeouts = timeouts or GrpcTimeouts()
         self.now_ns = clock.now_ns
+        self.memory = ReusedMemory()
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self.is_alone_reading = False
         self._after_read: list[Callable[[], object]] = []

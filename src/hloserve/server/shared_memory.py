@@ -33,9 +33,10 @@ from hloserve.core.requests import (
     SharedTensor,
     SharedTensors,
 )
+from hloserve.core.reused_memory import ReusedMemory
 from hloserve.core.tensors import Array, Tensors
 from hloserve.core.tickets import Ticket
-from hloserve.server.copy_buffers import CopyBuffers
+from hloserve.engine.backend import ALIGNMENT_BYTES
 from hloserve.wire.shared_memory import SHARED_MEMORY_DIR, Region, exists, open_region
 from hloserve.wire.strings import check_count
 from hloserve.wire.tensor_bytes import array_from_bytes, bytes_of
@@ -112,7 +113,7 @@ class SharedMemory:
         self._soon = soon
         self._directory = directory
         self._entries: dict[str, _Entry] = {}
-        self._buffers = CopyBuffers()
+        self._buffers = ReusedMemory(alignment_bytes=ALIGNMENT_BYTES)
         self.copied_bytes = 0
 
     @property

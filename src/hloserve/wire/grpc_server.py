@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final, Generic, TypeVar
 
 from hloserve.core.errors import HloserveError, MalformedBody, Overloaded
+from hloserve.core.reused_memory import ReusedMemory
 from hloserve.wire.grpc_events import (
     MessageReceived,
     RequestParts,
@@ -73,6 +74,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             and the caller's own.
         make_stream: the same for streaming calls.
         guard: who may make which call; everybody any when left out.
+        memory: where long messages are assembled; None for a buffer of their own each.
 
     Attributes:
         is_open: the peer has greeted.
@@ -88,8 +90,10 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         make_rpc: Callable[[], RpcReceived[M]] = RpcReceived,
         make_stream: Callable[[], RpcReceived[M]] = RpcReceived,
         guard: CallGuard | None = None,
+        memory: ReusedMemory | None = None,
     ) -> None:
         super().__init__(limits)
+        self._memory = memory
         self.is_open = False
         self.credits = 0
         self._head_reader = HeadReader(methods, streaming)
@@ -203,7 +207,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         rpc.parts = None
         if has_gzip or is_streaming:
             limit = self.limits.max_recv_msg_bytes
-            reader = MessageReader(limit, has_gzip=has_gzip, keeps_packed=True)
+            reader = MessageReader(limit, has_gzip=has_gzip, keeps_packed=True, memory=self._memory)
             rpc.parts = RequestParts(reader, is_streaming=is_streaming)
             if is_streaming:
                 rpc.is_delivered = True
@@ -217,7 +221,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         """What is not the one whole message of a unary call: parts, streams, faults."""
         parts = rpc.parts
         if parts is None:
-            reader = MessageReader(self.limits.max_recv_msg_bytes)
+            reader = MessageReader(self.limits.max_recv_msg_bytes, memory=self._memory)
             parts = rpc.parts = RequestParts(reader, is_streaming=False)
         try:
             for message in parts.reader.feed(data):

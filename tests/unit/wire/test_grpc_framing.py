@@ -2,9 +2,13 @@
 
 import gzip
 
+import numpy as np
 import pytest
+from typing_extensions import override
 
-from hloserve.core.errors import BodyTooLarge, MalformedBody
+from hloserve.core.errors import BodyTooLarge, MalformedBody, Overloaded
+from hloserve.core.reused_memory import ReusedMemory
+from hloserve.core.tensors import Array
 from hloserve.wire.grpc_framing import (
     VIEW_FROM_BYTES,
     MessageReader,
@@ -125,3 +129,75 @@ def test_broken_gzip_is_malformed(fault: str) -> None:
 
     with pytest.raises(MalformedBody):
         MessageReader(1000, has_gzip=True).feed(b"\1" + prefix_of(len(body))[1:] + body)
+
+
+LONG = 3 * 2**20
+PIECE = 300_000
+
+
+def feed_in_pieces(reader: MessageReader, data: bytes) -> list[object]:
+    """Feed bytes as a socket would give them."""
+    return [
+        message
+        for start in range(0, len(data), PIECE)
+        for message in reader.feed(data[start : start + PIECE])
+    ]
+
+
+def address_of(message: object) -> int:
+    """Where a message lies."""
+    assert isinstance(message, memoryview)
+    address: int = np.frombuffer(message, np.uint8).ctypes.data
+    return address
+
+
+def test_long_messages_are_assembled_in_memory_that_was_used_before() -> None:
+    """A message takes the place of one that nobody has any more, and of no other."""
+    memory = ReusedMemory()
+    reader = MessageReader(2 * LONG, memory=memory)
+    bodies = [bytes([number]) * LONG for number in (1, 2, 3)]
+
+    first = feed_in_pieces(reader, frame_message(bodies[0]))
+    second = feed_in_pieces(reader, frame_message(bodies[1]))
+
+    assert [bodies[0]] == first
+    assert [bodies[1]] == second
+    assert isinstance(second[0], memoryview)
+    assert second[0].readonly
+    address = address_of(first.pop())
+    third = feed_in_pieces(MessageReader(2 * LONG, memory=memory), frame_message(bodies[2]))
+    assert [bodies[2]] == third
+    assert [bodies[1]] == second
+    assert address == address_of(third[0])
+
+
+def test_announced_length_takes_no_memory_before_a_mebibyte_has_come() -> None:
+    """What a prefix says costs nothing; what has come is told while it is incomplete."""
+    memory = ReusedMemory()
+    reader = MessageReader(LONG, memory=memory)
+    data = frame_message(bytes(LONG))
+
+    reader.feed(data[: 2**20])
+
+    assert 0 == memory.kept_bytes
+    reader.feed(data[2**20 : 2**20 + 100])
+    assert memory.kept_bytes >= LONG
+    assert 2**20 + 100 - len(prefix_of(0)) == reader.buffered_bytes
+    assert [bytes(LONG)] == reader.feed(data[2**20 + 100 :])
+    assert 0 == reader.buffered_bytes
+
+
+class NoMemory(ReusedMemory):
+    """A machine that is full."""
+
+    @override
+    def take(self, nbytes: int) -> Array:
+        raise MemoryError
+
+
+def test_message_for_which_there_is_no_memory_is_refused() -> None:
+    """A full machine is the answer to that request, and no fault of ours."""
+    reader = MessageReader(LONG, memory=NoMemory())
+
+    with pytest.raises(Overloaded, match=f"no memory for a message of {LONG} bytes"):
+        feed_in_pieces(reader, frame_message(bytes(LONG)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hloserve.server.copy_buffers import CopyBuffers
+from hloserve.core.reused_memory import ReusedMemory
 
 MIB = 2**20
 
@@ -15,7 +15,7 @@ MIB = 2**20
 @pytest.mark.parametrize("nbytes", [1, 4096, MIB, 3 * MIB + 1])
 def test_memory_is_aligned_and_of_the_size_asked_for(nbytes: int) -> None:
     """Whatever the size."""
-    memory = CopyBuffers().take(nbytes)
+    memory = ReusedMemory().take(nbytes)
 
     assert (nbytes, 0) == (memory.nbytes, memory.ctypes.data % 64)
 
@@ -35,7 +35,7 @@ def test_memory_is_aligned_and_of_the_size_asked_for(nbytes: int) -> None:
 )
 def test_memory_is_used_again_once_nothing_refers_to_it(use: Callable[[Any], Any]) -> None:
     """A view of a view of it is enough to keep it."""
-    buffers = CopyBuffers()
+    buffers = ReusedMemory()
     memory = buffers.take(2 * MIB)
     address = memory.ctypes.data
     kept = use(memory)
@@ -49,7 +49,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it(use: Callable[[Any], Any
 
 def test_memory_of_another_size_is_not_wasted() -> None:
     """A copy takes memory of at most twice its size; and what is kept has a limit."""
-    buffers = CopyBuffers(8 * MIB)
+    buffers = ReusedMemory(8 * MIB)
     large = buffers.take(4 * MIB).ctypes.data
 
     assert large == buffers.take(3 * MIB).ctypes.data
