@@ -9,7 +9,10 @@ import errno
 from hloserve.core.errors import NotPossibleNow
 from hloserve.core.tickets import Ticket
 
-__all__ = ["may_pass", "reraise", "settle"]
+__all__ = ["RETRY_S", "may_pass", "reraise", "settle"]
+
+RETRY_S = (5.0, 15.0, 60.0, 300.0)
+"""Pauses between tries of a bundle for which there was no memory; the last one repeats."""
 
 _PASSING = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOSPC}
 

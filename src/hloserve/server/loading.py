@@ -7,7 +7,7 @@ served. What does not: reading and compiling (`hloserve.models.loader`), what a 
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,30 @@ class BundleLoader:
         if self._probe is not None:
             self._probe.close()
 
+    def renamed(self, model: Model, command: Callable[[Callable[[], None]], object]) -> None:
+        """Let what is configured for a model's new name hold for its weights.
+
+        Args:
+            model: under its new name.
+            command: runs something on the dispatch thread.
+
+        Threading: loop thread.
+        """
+        placement, floor = self._placement, self._floor_of(model.name)
+
+        def run() -> None:
+            assert placement is not None, "only a placement has floors"
+            try:
+                placement.renamed(model.device, floor)
+            except HloserveError as error:
+                log_event(
+                    log, "floor_not_applied", level=logging.WARNING, model=model.name,
+                    reason=str(error), hint="its weights are kept as they were under the old name",
+                )  # fmt: skip
+
+        if placement is not None and not model.is_meta:
+            command(run)
+
     def __call__(self, found: Found, known: Mapping[str, Executable] | None = None) -> Loaded:
         """Load the bundle that was found.
 
@@ -146,6 +170,10 @@ class BundleLoader:
             seconds = round(result.seconds, 3)
             log_event(log, "weights_migrated", model=bundle.name, mode=mode, seconds=seconds)
 
+    def _floor_of(self, name: str) -> Floor | None:
+        settings = self._config.scheduler.models.get(name)
+        return Floor(settings.residency) if settings and settings.residency else None
+
     def _options(self, bundle: Path, known: Mapping[str, Executable]) -> LoadOptions:
         runtime = self._config.runtime
         cache = None
@@ -163,5 +191,5 @@ class BundleLoader:
             known=known,
             hook_timeout_s=self._config.hooks.load_timeout_seconds,
             placement=self._placement,
-            floor=Floor(settings.residency) if settings and settings.residency else None,
+            floor=self._floor_of(bundle.name),
         )

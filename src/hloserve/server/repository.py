@@ -39,16 +39,12 @@ from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
-from hloserve.server.load_outcomes import may_pass, reraise, settle
+from hloserve.server.load_outcomes import RETRY_S, may_pass, reraise, settle
 from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
 from hloserve.server.meta_relations import MetaRelations
 from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
 
 __all__ = ["Repository"]
-
-RETRY_S = (5.0, 15.0, 60.0, 300.0)
-"""Pauses between tries of a bundle for which there was no memory; the last one repeats."""
-
 
 SLOW_S = 30.0
 """A load that takes this long is told of, and again after each doubling."""
@@ -252,7 +248,10 @@ class Repository:
         for new, bundle in found.items():
             assert bundle is not None, "a rename has a target"
             self._applied[new] = Applied(bundle, True)
-            self._scheduler.renamed(self._registry.get(new).device)
+            model = self._registry.get(new)
+            self._scheduler.renamed(model.device)
+            if self._loader is not None:
+                self._loader.renamed(model, self._scheduler.command)
         self._events.models_renamed(owners)
         self._relations.tell_renamed(owners)
         for new in found:

@@ -356,7 +356,7 @@ def test_pieces_together_are_what_is_read_at_once(
     tmp_path: Path, layout: Literal["xla", "legacy"], piece_bytes: int
 ) -> None:
     """Whoever copies weights elsewhere needs no memory for a whole tensor."""
-    arrays = {
+    arrays: dict[str, Array] = {
         "matrix": np.arange(6, dtype=np.float32).reshape(2, 3),
         "vector": np.arange(5, dtype=np.int16),
         "truth": np.array([True, False]),

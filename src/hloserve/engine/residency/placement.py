@@ -72,6 +72,20 @@ class WeightsPlacement(Protocol):
         """
         ...
 
+    def renamed(self, model: DeviceModel, floor: Floor | None) -> None:
+        """Let what operators set for a model's new name hold.
+
+        Args:
+            model: under its new name.
+            floor: as in `admit`.
+
+        Raises:
+            WeightsProblem, DeviceMemoryFull, BackendFailed: it cannot be; all is as it was.
+
+        Threading: dispatch thread, between dispatches.
+        """
+        ...
+
     def is_servable(self, model: DeviceModel) -> bool:
         """False while requests for a model are refused for where its weights are. Any thread."""
         ...
@@ -141,6 +155,10 @@ class AllOnDevice(EverythingResident, DeviceWeights):
     @contextmanager
     def borrow(self, model: DeviceModel) -> Iterator[Sequence[Buffer]]:
         yield model.weights
+
+    @override
+    def renamed(self, model: DeviceModel, floor: Floor | None) -> None:
+        pass
 
     @override
     def is_servable(self, model: DeviceModel) -> bool:

@@ -77,6 +77,7 @@ class WeightCache(DeviceWeights):
         self._lock = self._moves.lock
         self._probing = threading.Lock()  # one model's scratch is measured at a time
         self._ahead: Ahead[Entry] = Ahead(self._load_ahead, "prefetch")
+        self._default_floor = Floor.UNPINNED if self._moves.is_host else Floor.SYSTEM
         self._hits = self._compactions = self._wait_ns = self._loads_at_compaction = 0
 
     # Leases of dispatches.
@@ -158,8 +159,7 @@ class WeightCache(DeviceWeights):
 
     @override
     def admit(self, model: DeviceModel, weights: WeightsFile, floor: Floor | None = None) -> None:
-        if floor is None:
-            floor = Floor.UNPINNED if self._moves.is_host else Floor.SYSTEM
+        floor = floor or self._default_floor
         try:
             source = WeightsSource(model.name, weights, self._store)
         except BaseException:
@@ -215,6 +215,11 @@ class WeightCache(DeviceWeights):
             entry.scratch_bytes = max(entry.scratch_bytes, scratch)
             freed = self._moves.replan()
         self._moves.give_back(freed)
+
+    @override
+    def renamed(self, model: DeviceModel, floor: Floor | None) -> None:
+        if not self._is_external and model in self._entries:  # else a controller has set it
+            self.set_floor(model, floor or self._default_floor)
 
     @override
     def is_servable(self, model: DeviceModel) -> bool:
