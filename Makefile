@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Machines with a GPU often have jax and no way to install anything else: then that Python serves.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compatibility fuzz check fix bench docs protos reference
+.PHONY: help setup demo test test-gpu test-compatibility fuzz check fix bench docs protos reference
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -21,6 +23,9 @@ demo: setup ## serve a small real model and print how to ask it
 
 test: setup ## unit, property, contract, conformance and integration tests
 	$(BIN)/python -m pytest
+
+test-gpu: ## the tests of the device on an NVIDIA GPU; skipped where there is none; see docs/gpu.md
+	$(GPU_PYTHON) -m pytest tests/contract/test_backend.py tests/gpu --platform cuda -m gpu
 
 test-compatibility: setup ## programs across old versions of jaxlib, which it installs apart
 	$(BIN)/python -m pytest -s tests/compatibility

@@ -36,13 +36,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def gpu(request: pytest.FixtureRequest) -> str:
     """The platform of the GPU under test; skips where there is none."""
-    from hloserve.core.errors import HloserveError
+    from hloserve.core.errors import ConfigProblem
     from hloserve.engine.xla_backend import XlaBackend
 
     platform: str = request.config.getoption("--platform")
     try:
         XlaBackend(platform)
-    except HloserveError as error:
+    except ConfigProblem as error:
         pytest.skip(f"there is no {platform} device here: {error}")
     return platform
 
