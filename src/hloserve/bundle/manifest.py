@@ -60,6 +60,7 @@ class Manifest:
         weights_file: bare name of the weights file.
         is_dynamic: one program per variant has an open batch axis and serves every size; the
             compiled sizes are those to specialise it to.
+        hook_processes: how many processes run the hooks; 0 for threads of the server.
         labels: name of the file that names the classes, by output that clients get.
         warnings: what was ignored, one sentence each.
     """
@@ -78,6 +79,7 @@ class Manifest:
     provenance: Mapping[str, object]
     weights_file: str
     is_dynamic: bool = False
+    hook_processes: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
@@ -245,6 +247,7 @@ def _parse_root(root: sections.Root, name: str, findings: list[str]) -> Manifest
         provenance=sections.parse_provenance(root, warnings),
         weights_file=sections.parse_weights_file(root, findings),
         is_dynamic=sections.parse_dynamic(root, findings),
+        hook_processes=sections.parse_hook_processes(root, findings),
         labels=sections.parse_labels(root, findings),
         warnings=tuple(warnings),
     )

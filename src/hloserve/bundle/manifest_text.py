@@ -28,13 +28,13 @@ PATCH_FILE = "working_tree.patch"
 _FLOW = frozenset(
     (
         *("executable_inputs", "executable_outputs", "client_inputs", "client_outputs"),
-        *("batching", "input_shapes", "labels", "meta"),
+        *("batching", "hooks", "input_shapes", "labels", "meta"),
     )
 )
 _MAX_DEPTH = 20
 
 
-def format_manifest(
+def format_manifest(  # noqa: PLR0913  # one argument per part of a manifest
     *,
     name: str,
     description: str,
@@ -43,6 +43,7 @@ def format_manifest(
     programs: ModulePlan,
     provenance: Mapping[str, object],
     labels: Mapping[str, str] | None = None,
+    hook_processes: int = 0,
 ) -> str:
     """Write the manifest of a bundle of kind ``model``.
 
@@ -55,6 +56,7 @@ def format_manifest(
             not know them.
         provenance: plain values (see `plain_provenance`).
         labels: left out when there are none.
+        hook_processes: left out when there are none.
     """
     document: dict[str, object] = {"format_version": Quoted(format_version), "name": name}
     if description:
@@ -68,6 +70,8 @@ def format_manifest(
         document["input_shapes"] = [dict(sizes) for sizes in programs.input_shapes]
     if labels:
         document["labels"] = dict(labels)
+    if hook_processes:
+        document["hooks"] = {"processes": hook_processes}
     document["provenance"] = dict(provenance)
     return dump_yaml(document, _FLOW)
 

@@ -20,6 +20,7 @@ __all__ = [
     "parse_compiled_batch_sizes",
     "parse_dynamic",
     "parse_format_version",
+    "parse_hook_processes",
     "parse_input_shapes",
     "parse_kind",
     "parse_labels",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_WEIGHTS_FILE = "weights.safetensors"
+MOST_HOOK_PROCESSES = 64
 _KINDS = ("model", "meta")
 _TENSOR_SECTIONS = ("executable_inputs", "executable_outputs", "client_inputs", "client_outputs")
 _KEYS: Mapping[str, frozenset[str]] = {
@@ -37,11 +39,12 @@ _KEYS: Mapping[str, frozenset[str]] = {
         (
             *_TENSOR_SECTIONS,
             *("format_version", "name", "description", "kind", "meta", "batching"),
-            *("input_shapes", "labels", "provenance", "weights_file"),
+            *("hooks", "input_shapes", "labels", "provenance", "weights_file"),
         )
     ),
     "tensor": frozenset(("name", "dtype", "shape", "dims")),
     "batching": frozenset(("compiled_batch_sizes", "dynamic")),
+    "hooks": frozenset(("processes",)),
     "meta": frozenset(("calls",)),
 }
 
@@ -210,6 +213,24 @@ def _parse_variant(entry: object, index: int, findings: list[str]) -> dict[str, 
     return sizes
 
 
+def parse_hook_processes(root: Root, findings: list[str]) -> int:
+    """Read `hooks.processes`: how many processes run the hooks; 0 for threads of the server."""
+    hooks = root.get("hooks")
+    if hooks is None:
+        return 0
+    if not isinstance(hooks, Mapping):
+        findings.append(f"hooks must be a mapping like {{processes: 2}}, got {describe(hooks)}")
+        return 0
+    value = hooks.get("processes", 0)
+    if not is_whole(value) or not 0 <= value <= MOST_HOOK_PROCESSES:
+        findings.append(
+            f"hooks.processes must be an integer from 0 to {MOST_HOOK_PROCESSES}, got"
+            f" {describe(value)}"
+        )
+        return 0
+    return int(value)
+
+
 def parse_weights_file(root: Root, findings: list[str]) -> str:
     """Read `weights_file`, a bare file name inside the bundle."""
     value = root.get("weights_file")
@@ -274,6 +295,7 @@ def unknown_key_warnings(root: Root) -> list[str]:
         _unknown(root, "manifest", "the manifest"),
         _unknown(root.get("batching"), "batching", "batching"),
         _unknown(root.get("meta"), "meta", "meta"),
+        _unknown(root.get("hooks"), "hooks", "hooks"),
     ]
     for section in _TENSOR_SECTIONS:
         entries = root.get(section)

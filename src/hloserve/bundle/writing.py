@@ -50,6 +50,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
     *,
     dynamic_sizes: Sequence[int] | None = None,
     labels: Mapping[str, str] | None = None,
+    hook_processes: int = 0,
     description: str = "",
     files: Mapping[str, bytes | str] | None = None,
     overwrite: bool = False,
@@ -78,6 +79,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
             Such a bundle is of format 2.2; older servers refuse it. So is one whose clients send
             or get strings (``"bytes"``).
         labels: file with the names of the classes, one per line, by output; it is one of `files`.
+        hook_processes: how many processes run the hooks; 0 leaves them on threads of the server.
         description: free text for people.
         files: more files by bare name, such as ``model.py``; client specs need one in the end.
         overwrite: replace an existing bundle in one step; otherwise one is refused.
@@ -136,6 +138,7 @@ def write_bundle(  # noqa: PLR0913  # one argument per part of a bundle; all but
         tensors=tensors,
         programs=programs,
         labels=labels or {},
+        hook_processes=hook_processes,
         provenance=plain,
     )
     # A hook file may also be added later, by hand: client specs alone are no reason to refuse.

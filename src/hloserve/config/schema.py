@@ -254,6 +254,10 @@ class HooksConfig(Section, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     """Number of hook threads; `auto` is the number of CPUs, at least 2 and at most 8."""
 
+    max_processes: Annotated[int, Meta(ge=0, le=64)] = 8
+    """Most processes that run the hooks of one model whose bundle asks for some (`hooks.processes`
+    in its manifest); 0 runs all hooks on threads."""
+
     load_timeout_seconds: PositiveSeconds = 60.0
     """How long `model.py` may run when a bundle is loaded. One that has not ended by then fails its
     bundle, so that it does not hold up the others."""

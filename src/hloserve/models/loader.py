@@ -33,12 +33,14 @@ from hloserve.core.errors import (
 from hloserve.engine.arena import HostArena
 from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
+from hloserve.engine.dispatcher import Post
 from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache, compile_cached
 from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
 from hloserve.engine.programs.notes import merge_notes
 from hloserve.engine.residency.floors import Floor
 from hloserve.engine.residency.placement import AllOnDevice, WeightsPlacement
 from hloserve.models.hook_file import Hooks, load_hooks, missing_hooks
+from hloserve.models.hook_processes import HookProcesses
 from hloserve.models.meta_loader import load_meta
 from hloserve.models.model import Model, metadata_of
 from hloserve.models.program_plan import PlannedProgram, all_outputs, plan_programs
@@ -62,6 +64,8 @@ class LoadOptions:
         probe: reads programs before this process does; None trusts the files that far.
         known: programs that are compiled already, by key.
         hook_timeout_s: how long the hook file may run; None for as long as it likes.
+        post: brings what hook processes answer to the loop; None runs all hooks on threads.
+        max_hook_processes: most of them, whatever the bundle asks for.
         placement: takes charge of the weights; None has them on the device, for good.
         floor: the least to keep of the weights; None for what suits the device.
     """
@@ -73,6 +77,8 @@ class LoadOptions:
     probe: ProgramProbe | None = None
     known: Mapping[str, Executable] = field(default_factory=dict)
     hook_timeout_s: float | None = None
+    post: Post | None = None
+    max_hook_processes: int = 0
     placement: WeightsPlacement | None = None
     floor: Floor | None = None
 
@@ -130,6 +136,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         warnings = [*manifest.warnings, *weights.warnings, *warnings]
         for warning in warnings:
             hears.bundle_warning(manifest.name, warning)
+        processes = _start_processes(bundle, manifest, hooks, options, held)
         hears.programs_found(manifest.name, len(planned))
         compiled = _compile(manifest.name, planned, backend, options, hears)
         device = DeviceModel(
@@ -147,6 +154,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
     model = _assemble(bundle, manifest, device, hooks, backend.platform, tuple(warnings))
     return replace(
         model,
+        hook_processes=processes,
         weight_bytes=HostArena.needed_bytes(tensor.nbytes for tensor in weights.arguments),
         placement=placement,
         restored_programs=sum(made.is_restored for made in compiled.values()),
@@ -212,6 +220,19 @@ def _read_parts(
     if problems or weights is None:
         raise _merged(bundle, problems)
     return weights, planned, hooks, labels
+
+
+def _start_processes(
+    bundle: Path, manifest: Manifest, hooks: Hooks | None, options: LoadOptions, held: ExitStack
+) -> HookProcesses | None:
+    """Start the processes that the bundle asks for, as far as the operator lets it."""
+    count = min(manifest.hook_processes, options.max_hook_processes)
+    if hooks is None or options.post is None or not count:
+        return None
+    processes = HookProcesses(count, bundle, manifest.name, options.post)
+    held.callback(processes.close)
+    processes.start(options.hook_timeout_s)
+    return processes
 
 
 def _attempt(step: Callable[[], T], problems: list[BundleProblem]) -> T | None:

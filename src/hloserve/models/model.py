@@ -18,6 +18,7 @@ from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.programs.notes import NO_NOTES, ProgramNotes
 from hloserve.engine.residency.placement import WeightsPlacement
 from hloserve.models.hook_file import Hooks
+from hloserve.models.hook_processes import HookProcesses
 from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
 
 __all__ = ["Model", "Uses", "metadata_of"]
@@ -70,6 +71,7 @@ class Model:
         inputs: what clients send.
         outputs: what clients get.
         hooks: None when the bundle has no hook file.
+        hook_processes: run the hooks; None when threads of this process do.
         device: programs and weights.
         metadata: V2 metadata, made once.
         weight_bytes: what the weights take on the device.
@@ -96,6 +98,7 @@ class Model:
     hooks: Hooks | None
     device: DeviceModel
     metadata: ModelMetadata
+    hook_processes: HookProcesses | None = field(default=None, repr=False)
     weight_bytes: int = 0
     placement: WeightsPlacement | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = ()
@@ -177,6 +180,8 @@ class Model:
         self.device.name = name
         if self.hooks is not None:
             self.hooks.move(bundle)
+        if self.hook_processes is not None:
+            self.hook_processes.move(bundle, name)
         metadata = replace(self.metadata, name=name)
         manifest = replace(self.manifest, name=name)
         return replace(self, name=name, bundle=bundle, metadata=metadata, manifest=manifest)
@@ -195,6 +200,8 @@ class Model:
             self.placement.discard(self.device)
         if self.hooks is not None:
             self.hooks.close()
+        if self.hook_processes is not None:
+            self.hook_processes.close()
 
 
 def metadata_of(

@@ -24,6 +24,7 @@ from hloserve.core.errors import (
 )
 from hloserve.core.requests import InferRequest, InferResponse
 from hloserve.core.tensors import Array, Tensors
+from hloserve.core.tickets import Ticket
 from hloserve.engine.assembly import join_outputs
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.scheduling.queued_request import QueuedRequest, build_requests
@@ -143,7 +144,7 @@ class InferenceService:
                 outputs = await self.metas.answer(model, request)
             else:
                 if model.has_preprocess:
-                    prepared = await self._hook_threads.run(model.preprocess, request.inputs)
+                    prepared = await self._preprocess(model, request)
                 else:
                     prepared = [request.inputs[name] for name in model.input_names]
                 parts = build_requests(
@@ -157,7 +158,7 @@ class InferenceService:
                         model.device, prepared, parts, submit or self._submit
                     )
                 if model.has_postprocess:
-                    outputs = await self._hook_threads.run(model.postprocess, raw)
+                    outputs = await self._postprocess(model, raw, request.deadline_ns)
                 else:
                     outputs = dict(zip(model.output_names, raw, strict=True))
             outputs = select_outputs(outputs, request.outputs)
@@ -166,6 +167,20 @@ class InferenceService:
             return InferResponse(request.model, outputs, request.id, request.version)
         finally:
             uses.end()
+
+    def _preprocess(self, model: Model, request: InferRequest) -> Ticket[list[Array]]:
+        processes = model.hook_processes
+        if processes is None:
+            return self._hook_threads.run(model.preprocess, request.inputs)
+        return processes.run("preprocess", request.inputs, request.deadline_ns)
+
+    async def _postprocess(self, model: Model, raw: list[Array], deadline_ns: int) -> Tensors:
+        processes = model.hook_processes
+        if processes is None:
+            return await self._hook_threads.run(model.postprocess, raw)
+        given = dict(zip(model.output_names, raw, strict=True))
+        arrays = await processes.run("postprocess", given, deadline_ns)
+        return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
 
     async def _classify(self, model: Model, outputs: Tensors, classes: dict[str, int]) -> Tensors:
         if is_large(outputs, classes):

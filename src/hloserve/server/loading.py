@@ -18,6 +18,7 @@ from hloserve.config.schema import WorkerConfig
 from hloserve.core.errors import BundleProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend, Executable
+from hloserve.engine.dispatcher import Post
 from hloserve.engine.programs.executable_cache import ExecutableCache
 from hloserve.engine.programs.program_probe import ProgramProbe
 from hloserve.engine.residency.floors import Floor
@@ -60,6 +61,7 @@ class BundleLoader:
         progress: hears the details.
         probe: reads programs before this process does; None trusts the files that far.
         placement: takes charge of the weights; None has them on the device, for good.
+        post: brings what hook processes answer to the loop; None runs all hooks on threads.
 
     Threading: load threads call it, several at once.
     """
@@ -71,6 +73,7 @@ class BundleLoader:
         progress: Progress,
         probe: ProgramProbe | None = None,
         placement: WeightsPlacement | None = None,
+        post: Post | None = None,
     ) -> None:
         self.backend = backend
         self._config = config
@@ -79,6 +82,7 @@ class BundleLoader:
                 Path(config.runtime.executable_cache_dir).mkdir(parents=True, exist_ok=True)
         self._progress = progress
         self._probe = probe
+        self._post = post
         self._placement = placement
 
     def prepare(self) -> None:
@@ -190,6 +194,8 @@ class BundleLoader:
             probe=self._probe,
             known=known,
             hook_timeout_s=self._config.hooks.load_timeout_seconds,
+            post=self._post,
+            max_hook_processes=self._config.hooks.max_processes,
             placement=self._placement,
             floor=self._floor_of(bundle.name),
         )

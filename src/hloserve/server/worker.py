@@ -333,10 +333,10 @@ class Worker:
         self._dispatcher.start()
         bundles = startup_set(self.config, look)
         self._progress.bundles_found(len(bundles))
-        loader = BundleLoader(backend, self.config, self._progress, self._probe, self._weights)
+        post = self._loop.call_soon_threadsafe
+        loader = BundleLoader(backend, self.config, self._progress, self._probe, weights, post)
         self.repository.begin(loader, bundles)
         if self.config.model_control_mode != "static":
-            post = self._loop.call_soon_threadsafe
             self._watcher = build_watcher(self.config, post, self.repository.observed)
             self.repository.look_soon = self._watcher.look_now
             self._watcher.start(look)
