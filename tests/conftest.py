@@ -17,7 +17,9 @@ settings.register_profile(
 settings.load_profile("hloserve")
 
 _PATIENCE_S = 5.0
-_OUR_THREADS = ("startup", "dispatch", "hook-", "load-", "watch-", "meta-", "compute-")
+_OUR_THREADS = (
+    "startup", "dispatch", "hook-", "load-", "watch-", "meta-", "compute-", "prefetch",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -131,6 +131,12 @@ class ResidentSet:
         return sum(entry.nbytes for entry in self.counted)
 
     @property
+    def on_device_bytes(self) -> int:
+        """Weights on the device or on their way, pinned or not."""
+        entries = list(self.entries.values())  # in one step: others may add to them
+        return sum(entry.nbytes for entry in entries if entry.place is not Place.ABSENT)
+
+    @property
     def pinned_bytes(self) -> int:
         """Weights of all pinned models, loaded or not."""
         return sum(entry.nbytes for entry in self.entries.values() if entry.is_pinned)

@@ -84,6 +84,7 @@ class SharedStore(HostStore):
         self._mode = mode
         self._directory = directory
         self._pause = pause
+        self._known: set[str] = set()  # files whose older versions were looked for
 
     @override
     def acquire(self, model: str, weights: WeightsFile, token: str) -> HostCopy:
@@ -99,7 +100,9 @@ class SharedStore(HostStore):
         except BaseException:
             os.close(fd)
             raise
-        self._sweep(f"{_stem(model)}-", keep=path.name)
+        if path.name not in self._known:
+            self._known.add(path.name)
+            self._sweep(f"{_stem(model)}-", keep=path.name)
         return copy
 
     def _reason(self, error: OSError, size: int) -> str:

@@ -82,14 +82,17 @@ class WeightCache(DeviceWeights):
 
     # Leases of dispatches.
 
+    # Who asks about a model without having leased it may find that it was discarded just now.
+
     @override
     def is_resident(self, model: DeviceModel) -> bool:
-        return self._entries[model].place is Place.RESIDENT
+        entry = self._entries.get(model)
+        return entry is None or entry.place is Place.RESIDENT
 
     @override
     def fits(self, model: DeviceModel) -> bool:
-        entry = self._entries[model]
-        if entry.place is not Place.ABSENT:
+        entry = self._entries.get(model)
+        if entry is None or entry.place is not Place.ABSENT:
             return True
         with self._lock:
             return not self._moves.is_blocked(entry)
@@ -136,8 +139,10 @@ class WeightCache(DeviceWeights):
 
     @override
     def prefetch(self, model: DeviceModel) -> None:
-        entry = self._entries[model]
-        if entry.place is Place.ABSENT and (entry.is_pinned or not self._is_external):
+        entry = self._entries.get(model)
+        if entry is None or entry.place is not Place.ABSENT:
+            return
+        if entry.is_pinned or not self._is_external:
             self._ahead.want(entry)
 
     def _load_ahead(self, entry: Entry) -> None:
@@ -201,17 +206,22 @@ class WeightCache(DeviceWeights):
         """Note what runs take beside weights, as far as the device's peak shows it.
 
         The peak only rises. When it does not, the runs took no more than others did before them.
+        Weights that came meanwhile, for dispatches, are not scratch.
         """
-        with self._probing:
-            before = self._backend.memory()
+        if not self.measures_scratch:
             yield
-            after = self._backend.memory()
+            return
+        with self._probing:
+            before, weights_before = self._backend.memory(), self._set.on_device_bytes
+            yield
+            after, weights_after = self._backend.memory(), self._set.on_device_bytes
         if before is None or after is None or after.peak_in_use_bytes is None:
             return
         if after.peak_in_use_bytes <= (before.peak_in_use_bytes or 0):
             return
+        scratch = after.peak_in_use_bytes - before.in_use_bytes
+        scratch -= max(0, weights_after - weights_before)
         with self._lock:
-            scratch = after.peak_in_use_bytes - before.in_use_bytes
             entry.scratch_bytes = max(entry.scratch_bytes, scratch)
             freed = self._moves.replan()
         self._moves.give_back(freed)

@@ -385,6 +385,33 @@ def test_scratch_of_warm_up_runs_makes_the_budget_smaller(tmp_path: Path) -> Non
         assert 100 * UNIT_BYTES == under_test.cache.status().max_bytes
 
 
+def test_weights_that_come_during_a_warm_up_are_not_scratch(tmp_path: Path) -> None:
+    """Dispatches go on while a model is warmed up; what they load is not its doing."""
+    backend = FakeBackend(limit_bytes=100 * UNIT_BYTES)
+    limits = MemoryLimits(100 * UNIT_BYTES, wiggle_fraction=0)
+    with shelf(tmp_path, None, backend=backend, limits=limits) as under_test:
+        a, b = under_test.admit("a"), under_test.admit("b", 20)
+
+        with under_test.cache.borrow(a):
+            backend.free(backend.to_device([numbers(0, 5)]))
+            under_test.use(b)
+
+        assert 5 * UNIT_BYTES >= under_test.cache.status().scratch_bytes
+
+
+def test_questions_about_a_model_that_is_gone_are_harmless(tmp_path: Path) -> None:
+    """It may be discarded between the choice of what comes next and the question."""
+    with shelf(tmp_path) as under_test:
+        a = under_test.admit("a")
+        under_test.cache.discard(a)
+
+        under_test.cache.prefetch(a)
+
+        assert under_test.cache.is_resident(a)
+        assert under_test.cache.fits(a)
+        assert under_test.cache.is_servable(a)
+
+
 def test_only_a_controller_brings_weights_in_external_mode(tmp_path: Path) -> None:
     """A request for a model that is not on the device is refused, and nothing is loaded for it."""
     with shelf(tmp_path, 3, is_external=True) as under_test:
