@@ -145,9 +145,9 @@ class Fair(Discipline):
     @override
     def pick(self, waiting: Mapping[DeviceModel, ModelQueue], now_ns: int) -> DeviceModel:
         if len(waiting) == 1:
-            for model, queue in waiting.items():
-                self._level = max(self._level, queue.usage / queue.policy.weight)
-                return model
+            model, queue = next(iter(waiting.items()))
+            self._level = max(self._level, queue.usage / queue.policy.weight)
+            return model
         first: ModelQueue | None = None
         most = 0.0
         for queue, share, used, cost_ns in self._standings(waiting.values(), now_ns):

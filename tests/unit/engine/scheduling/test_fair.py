@@ -2,9 +2,12 @@
 
 import pytest
 from support.engine_models import build_model, dummy
+from typing_extensions import override
 
+from hloserve.core.clock import ManualClock
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.scheduling.discipline import Fifo
 from hloserve.engine.scheduling.fair import (
     Fair,
     FairFormula,
@@ -14,6 +17,7 @@ from hloserve.engine.scheduling.fair import (
     priority,
 )
 from hloserve.engine.scheduling.model_queue import ModelPolicy, ModelQueue
+from hloserve.engine.scheduling.scheduler import Scheduler
 
 _S = 1_000_000_000
 _MS = 1_000_000
@@ -212,3 +216,44 @@ def test_original_formula_forgets_models_that_left() -> None:
     b.policy = ModelPolicy(0.1)
     fair.joined(b)
     assert fair.pick(_waiting(a, b), _S).name == "a"
+
+
+class _Charged(Fifo):
+    """Notes what it is told."""
+
+    is_charged = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+
+    @override
+    def charge(self, queue: ModelQueue, compute_ns: int, now_ns: int) -> None:
+        self.told.append((queue.model.name, compute_ns, now_ns))
+
+
+def test_batch_is_charged_once_it_has_ended() -> None:
+    """With what the model's statistics have grown by, so runs that were repeated count as well.
+
+    What an older generation of the model used is not charged to it, nor is a batch that did not
+    run, nor one of a model that has left.
+    """
+    discipline = _Charged()
+    scheduler = Scheduler(ManualClock(_S), discipline, 10)
+    model = build_model(FakeBackend(), name="a", sizes=[1])
+    model.statistics.compute_ns = 77
+    scheduler.add(model)
+    for runs in (2, 0, 1):
+        scheduler.submit([dummy(model, 1)])
+        dispatch = scheduler.poll_dispatch()
+        assert dispatch is not None
+        for _ in range(runs):
+            model.statistics.record_dispatch(1, 1, 1, _MS)
+        scheduler.end(dispatch)
+    scheduler.submit([dummy(model, 1)])
+    last = scheduler.poll_dispatch()
+    assert last is not None
+    model.statistics.record_dispatch(1, 1, 1, _MS)
+    scheduler.remove(model)
+    scheduler.end(last)
+
+    assert discipline.told == [("a", 2 * _MS, _S + 2 * _MS), ("a", _MS, _S + _MS)]
