@@ -236,8 +236,9 @@ def _quiet_imports() -> Iterator[None]:
 
 
 def _forget(module: str) -> None:
-    for name in [name for name in sys.modules if name == module or name.startswith(module + ".")]:
-        sys.modules.pop(name, None)
+    for name in list(sys.modules):  # a copy, made in one step: other threads import meanwhile
+        if name == module or name.startswith(module + "."):
+            sys.modules.pop(name, None)
 
 
 def _wrong_registration(wanted: str, kind: str, registered: Registrations) -> str:
