@@ -78,6 +78,16 @@ def test_hooked_manifest_shows_clients_their_own_specs() -> None:
     assert 0 == manifest.representative_batch_axis
 
 
+def test_hook_processes_are_none_unless_the_manifest_asks_for_them() -> None:
+    """Hooks run on the server's threads by default."""
+    asked = parse(examples.HOOKED + "hooks: {processes: 2}\n", has_hook_file=True)
+
+    assert (0, 2) == (
+        parse(examples.HOOKED, has_hook_file=True).hook_processes,
+        asked.hook_processes,
+    )
+
+
 def test_client_sides_default_each_by_itself() -> None:
     """Client inputs alone leave the executable outputs to the client."""
     text = model(f"[{X}]", f"[{X}]", f"client_inputs: [{FIXED}]")
@@ -235,6 +245,10 @@ def test_empty_sections_are_legal() -> None:
         ("input_shapes: [{w1: 2}]", ["input_shapes[0]", "'w1' (str)"]),
         ("input_shapes: [{n: 2}]", ["input_shapes[0]", "'n' (str)"]),
         ("input_shapes: [{2: 2}]", ["input_shapes[0]", "2 (int)"]),
+        ("hooks: 2", ["hooks must be a mapping like {processes: 2}", "2 (int)"]),
+        ("hooks: {processes: -1}", ["hooks.processes", "from 0 to 64", "-1 (int)"]),
+        ("hooks: {processes: 65}", ["hooks.processes", "from 0 to 64", "65 (int)"]),
+        ("hooks: {processes: true}", ["hooks.processes", "True (bool)"]),
     ],
 )
 def test_fault_of_a_key_names_key_rule_and_value(more: str, words: list[str]) -> None:

@@ -24,8 +24,10 @@ from hloserve.core.errors import (
 from hloserve.core.requests import NEVER_NS
 from hloserve.core.tensors import Array
 from hloserve.core.tickets import Call, Ticket
+from hloserve.engine.fake_backend import FakeBackend
 from hloserve.models.hook_frames import SharedBlock, read_tensors, write_tensors
 from hloserve.models.hook_processes import HookProcesses
+from hloserve.models.loader import LoadOptions, load_model
 
 PATIENCE_S = 60.0
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -310,6 +312,22 @@ def test_closed_processes_end(bundle: Path, loop: Loop) -> None:
 
     assert len(pids) == 2
     assert _ended(pool)
+
+
+def test_loaded_bundle_has_the_processes_that_operator_and_author_agree_on(
+    tmp_path: Path, loop: Loop
+) -> None:
+    """The author asks, the operator's limit holds, and an unloaded model leaves none behind."""
+    bundle = write_fake(tmp_path, files={"model.py": HOOKS}, hook_processes=2)
+    backend = FakeBackend()
+
+    for most, count in ((0, 0), (1, 1), (8, 2)):
+        options = LoadOptions(post=loop.post, max_hook_processes=most)
+        model = load_model(bundle, backend, options)
+        pool = model.hook_processes
+        assert (0 if pool is None else len(pool.process_ids)) == count
+        model.free()
+        assert pool is None or _ended(pool)
 
 
 @pytest.mark.parametrize("kept", [0, 64, 1 << 20])
