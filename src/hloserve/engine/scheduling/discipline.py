@@ -47,7 +47,10 @@ class Discipline(Protocol):
         return
 
     def charge(self, queue: ModelQueue, compute_ns: int, now_ns: int) -> None:
-        """A model has used the device for so long, until `now_ns`."""
+        """A model has used the device for so long, until `now_ns`.
+
+        Less than nothing takes back a part of what was charged ahead.
+        """
         return
 
 

@@ -31,6 +31,7 @@ class Dispatch:
         expired: requests whose deadline had passed, or would pass before their end where the
             discipline heeds that; they are answered, not run.
         started_ns: instant at which the batch was taken from the queue.
+        charged_ns: computing time that the discipline was told of before the batch has ended.
     """
 
     model: DeviceModel
@@ -39,6 +40,7 @@ class Dispatch:
     size: int
     expired: list[QueuedRequest]
     started_ns: int
+    charged_ns: int = 0
 
     @property
     def variant(self) -> VariantKey:

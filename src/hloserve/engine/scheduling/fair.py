@@ -122,9 +122,10 @@ class Fair(Discipline):
 
     @override
     def charge(self, queue: ModelQueue, compute_ns: int, now_ns: int) -> None:
-        scaled = compute_ns * self._scale(now_ns)
-        queue.usage += scaled
-        self._total_usage += scaled
+        scaled = compute_ns * self._scale(now_ns)  # first: it may bring usage to a new epoch
+        before = queue.usage
+        queue.usage = max(0.0, before + scaled)
+        self._total_usage += queue.usage - before
 
     def _scale(self, now_ns: int) -> float:
         """What one unit of now is at the epoch."""

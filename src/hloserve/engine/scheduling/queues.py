@@ -11,12 +11,14 @@ Rules.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 
 from hloserve.core.errors import ModelNotFound, QueueFull
 from hloserve.core.requests import NEVER_NS
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.scheduling.discipline import Discipline
 from hloserve.engine.scheduling.dispatch import Dispatch, Runway, take_batch
+from hloserve.engine.scheduling.in_flight import InFlight
 from hloserve.engine.scheduling.model_queue import ModelPolicy, ModelQueue
 from hloserve.engine.scheduling.queued_request import QueuedRequest
 
@@ -36,7 +38,6 @@ class Queues:
     Attributes:
         waiting: the queues that are not empty.
         is_patient: batches may be held back until they are full.
-        sheds_hopeless: requests that would end too late are not run.
 
     Threading: guarded by the scheduler's lock.
     """
@@ -55,7 +56,6 @@ class Queues:
         self._policies = dict(policies)
         self._withdraw = withdraw
         self._weighs_costs = weighs_costs
-        self.sheds_hopeless = discipline.sheds_hopeless
         self.is_patient = any(policy.max_delay_ns for policy in policies.values())
         self._of: dict[DeviceModel, ModelQueue] = {}
         self.waiting: dict[DeviceModel, ModelQueue] = {}
@@ -181,10 +181,12 @@ class Queues:
                 return None
         return self._discipline.pick(waiting, now_ns)
 
-    def upcoming(self, now_ns: int) -> DeviceModel | None:
+    def upcoming(self, now_ns: int, running: InFlight) -> DeviceModel | None:
         """Whose batch is next, also when it is held back; None when nobody waits."""
         if not self.waiting:
             return None
+        if self._discipline.is_charged:
+            self._charge_ahead(running, now_ns)
         return self.pick(now_ns) or min(self.waiting.values(), key=ModelQueue.held_until_ns).model
 
     def due_ns(self) -> int:
@@ -193,20 +195,24 @@ class Queues:
             return NEVER_NS
         return min((queue.held_until_ns() for queue in self.waiting.values()), default=NEVER_NS)
 
-    def take(self, now_ns: int, start_ns: int) -> Dispatch | None:
+    def take(self, now_ns: int, running: InFlight) -> Dispatch | None:
         """Take the next batch, None when all who wait are held back; somebody waits.
 
         It may be of nobody, when all who waited there had cancelled.
 
         Args:
             now_ns: the instant.
-            start_ns: when the device is free for it.
+            running: what runs before it.
         """
+        if running.dispatches and self._discipline.is_charged:
+            self._charge_ahead(running, now_ns)
         model = self.pick(now_ns)
         if model is None:
             return None
         queue = self.waiting[model]
-        runway = Runway(start_ns, self._committed) if self.sheds_hopeless else None
+        runway = None
+        if self._discipline.sheds_hopeless:
+            runway = Runway(running.free_ns(now_ns), self._committed)
         dispatch = take_batch(queue, now_ns, runway)
         queue.served_ns = now_ns
         if self._committed:
@@ -224,8 +230,18 @@ class Queues:
             return
         spent_ns = dispatch.model.statistics.compute_ns
         used_ns, queue.charged_ns = spent_ns - queue.charged_ns, spent_ns
-        if used_ns > 0:
-            self._discipline.charge(queue, used_ns, dispatch.started_ns + used_ns)
+        left_ns = used_ns - dispatch.charged_ns
+        if left_ns:
+            self._discipline.charge(queue, left_ns, dispatch.started_ns + used_ns)
+
+    def _charge_ahead(self, running: InFlight, now_ns: int) -> None:
+        """Let a choice know what those will have used who are in flight, as far as one can tell."""
+        for dispatch in running.dispatches:
+            queue = self._of.get(dispatch.model)
+            cost_ns = dispatch.cost_ns
+            if queue is not None and not dispatch.charged_ns and cost_ns != inf:
+                dispatch.charged_ns = round(cost_ns)
+                self._discipline.charge(queue, dispatch.charged_ns, now_ns)
 
     def _forget(self, requests: Iterable[QueuedRequest]) -> None:
         for request in requests:

@@ -374,7 +374,7 @@ class Scheduler:
     def upcoming(self) -> DeviceModel | None:
         """Whose batch would be taken now, None when nobody waits. Threading: dispatch thread."""
         with self._lock:
-            return self._queues.upcoming(self._clock.now_ns())
+            return self._queues.upcoming(self._clock.now_ns(), self._running)
 
     def end(self, dispatch: Dispatch) -> None:
         """Say that a batch has ended, whatever became of it. Threading: dispatch thread."""
@@ -386,8 +386,7 @@ class Scheduler:
         queues = self._queues
         while queues.waiting and self._phase is not _Phase.STOPPED:
             now_ns = self._clock.now_ns()
-            start_ns = self._running.free_ns(now_ns) if queues.sheds_hopeless else now_ns
-            if (dispatch := queues.take(now_ns, start_ns)) is None:
+            if (dispatch := queues.take(now_ns, self._running)) is None:
                 return None
             if dispatch.requests or dispatch.expired:
                 self._running.dispatches.append(dispatch)

@@ -257,3 +257,72 @@ def test_batch_is_charged_once_it_has_ended() -> None:
     scheduler.end(last)
 
     assert discipline.told == [("a", 2 * _MS, _S + 2 * _MS), ("a", _MS, _S + _MS)]
+
+
+def _in_turns(*, tells_upcoming: bool) -> tuple[str, list[str]]:
+    """Two equal models with work, two batches in flight; who was served, and who was foretold."""
+    clock = ManualClock(_S)
+    scheduler = Scheduler(clock, _fair(), 100)
+    for name in "ab":
+        model = build_model(FakeBackend(), name=name, sizes=[1])
+        model.statistics.learn_cost((), 1, 10 * _MS)
+        scheduler.add(model)
+        for _ in range(10):
+            scheduler.submit([dummy(model, 1)])
+    foretold: list[str] = []
+    served = ""
+    running = scheduler.poll_dispatch()
+    assert running is not None
+    for _ in range(10):
+        if tells_upcoming:
+            upcoming = scheduler.upcoming()
+            assert upcoming is not None
+            foretold.append(upcoming.name)
+        behind = scheduler.poll_dispatch()
+        assert behind is not None
+        clock.advance(seconds=0.01)
+        running.model.statistics.record_dispatch(1, 1, 1, 10 * _MS)
+        scheduler.end(running)
+        served += running.model.name
+        running = behind
+    return served, foretold
+
+
+def test_what_is_in_flight_counts_in_the_next_choice() -> None:
+    """So models take turns although no batch has ended when the next one is chosen."""
+    served, foretold = _in_turns(tells_upcoming=True)
+
+    assert served == "ababababab"
+    assert "".join(foretold) == "bababababa"
+    assert _in_turns(tells_upcoming=False)[0] == served
+
+
+def test_what_was_charged_ahead_is_corrected_when_the_batch_ends() -> None:
+    """Too much is taken back, and what was never told comes on top."""
+    discipline = _Charged()
+    scheduler = Scheduler(ManualClock(_S), discipline, 10)
+    known, unknown = (build_model(FakeBackend(), name=name, sizes=[1]) for name in ("a", "b"))
+    known.statistics.learn_cost((), 1, 5 * _MS)
+    for model in (known, unknown):
+        scheduler.add(model)
+        scheduler.submit([dummy(model, 1)])
+    running = [scheduler.poll_dispatch() for _ in range(2)]
+    scheduler.submit([dummy(known, 1)])
+    scheduler.upcoming()
+    for dispatch, used_ns in zip(running, (3 * _MS, 4 * _MS), strict=True):
+        assert dispatch is not None
+        dispatch.model.statistics.record_dispatch(1, 1, 1, used_ns)
+        scheduler.end(dispatch)
+
+    told = [(name, compute_ns) for name, compute_ns, _ in discipline.told]
+    assert told == [("a", 5 * _MS), ("a", -2 * _MS), ("b", 4 * _MS)]
+
+
+def test_usage_is_never_less_than_nothing() -> None:
+    """Taking back later than charging would otherwise take back more."""
+    fair = _fair()
+    queue = _queue(fair, "a")
+    fair.charge(queue, _S, _S)
+    fair.charge(queue, -_S, 31 * _S)
+
+    assert fair.used_s(queue, 31 * _S) == 0
