@@ -77,9 +77,13 @@ def started_hloserve(
     ) as process:
         assert process.stderr is not None
         try:
+            lines: list[str] = []
             for line in process.stderr:
+                lines.append(line)
                 if "startup_done" in line:
                     break
+            else:
+                raise RuntimeError("hloserve did not start:\n" + "".join(lines[-20:]))
             yield Served(process.pid, json.loads(ports.read_text()))
         finally:
             process.terminate()
