@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hloserve.bundle.manifest import MANIFEST_FILE
 from hloserve.config.schema import RuntimeConfig, WorkerConfig
-from hloserve.core.errors import BundleProblem, HloserveError
+from hloserve.core.errors import BundleProblem, ConfigProblem, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.programs.program_probe import ProgramProbe
@@ -58,7 +58,7 @@ def open_backend(config: RuntimeConfig) -> Backend:
             compiling=compiling,
         )
     except HloserveError as error:
-        if config.backend == "cpu" or not config.allow_cpu_fallback:
+        if config.backend == "cpu" or not config.allow_cpu_fallback or _is_of_settings(error):
             raise
         log_event(
             logging.getLogger("hloserve.server"),  # also seen where the start is drawn
@@ -70,6 +70,14 @@ def open_backend(config: RuntimeConfig) -> Backend:
             setting="runtime.allow_cpu_fallback",
         )
         return XlaBackend("cpu", 0, runs_ahead=runs_ahead, compiling=compiling)
+
+
+def _is_of_settings(error: HloserveError) -> bool:
+    """True when the device is there, and cannot do what is asked of it: another would hide that."""
+    return isinstance(error, ConfigProblem) and error.at in (
+        "runtime.numerics",
+        "runtime.compile_options",
+    )
 
 
 def _compile_settings(config: RuntimeConfig) -> "CompileSettings":
