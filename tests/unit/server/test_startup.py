@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.engine_models import FakeLoop
@@ -15,7 +15,7 @@ from hloserve.core.errors import BackendFailed, BundleProblem
 from hloserve.engine.backend import Backend
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.models.repository_look import Look
-from hloserve.server.startup import Startup
+from hloserve.server.startup import Startup, open_backend
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +100,14 @@ def test_missing_device_ends_the_start(tmp_path: Path, error: Exception) -> None
         raise error
 
     assert [("found", "scale"), (type(error),)] == _start(tmp_path, refuse)
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(("in_flight", "expected"), [("auto", False), (1, False), (2, True)])
+def test_cpu_device_runs_ahead_when_several_dispatches_are_wanted(
+    in_flight: int | Literal["auto"], *, expected: bool
+) -> None:
+    """Without a wish it executes when it is called, which is quicker for small models."""
+    backend = open_backend(RuntimeConfig(dispatches_in_flight=in_flight))
+
+    assert (backend.platform, backend.runs_ahead) == ("cpu", expected)
