@@ -1,5 +1,6 @@
 """HTTP/1.1: any input gives requests and responses in order, or one refusal, never an exception."""
 
+from copy import copy
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def deliver(http: HttpServerConnection, pieces: list[bytes]) -> list[HttpRequest
     def answer(requests: object) -> None:
         assert isinstance(requests, (list, tuple))
         for item in requests:
-            served.append(item)
+            served.append(copy(item))  # its body is let go with the answer
             http.respond(item, 200, item.target)
 
     for piece in pieces:

@@ -8,6 +8,7 @@ from typing import Any
 from hloserve.core.requests import NEVER_NS
 from hloserve.server.grpc_transport import Rpc
 from hloserve.server.rest_exchange import Exchange
+from hloserve.wire.bytes_in_hand import BytesInHand
 from hloserve.wire.http1_messages import HttpRequest
 
 
@@ -37,6 +38,7 @@ class RestCaller:
 
     def __init__(self, method: str, target: str, body: bytes) -> None:
         request = HttpRequest(method, target.encode(), {}, body, keep_alive=True)
+        self.account = BytesInHand(1 << 30).account()
         self.exchange = Exchange(request, self, 1 << 20)
         self.status = 0
         self.body = b""

@@ -7,7 +7,7 @@ does not: choosing the device, which only its backend can (`hloserve.server`). A
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from hloserve.config.schema import HooksConfig, LoggingConfig, RuntimeConfig
+from hloserve.config.schema import EndpointsConfig, HooksConfig, LoggingConfig, RuntimeConfig
 
 __all__ = [
     "LogFormat",
@@ -16,6 +16,7 @@ __all__ = [
     "resolve_hook_threads",
     "resolve_load_threads",
     "resolve_log_format",
+    "resolve_request_bytes",
 ]
 
 T = TypeVar("T")
@@ -80,3 +81,15 @@ def resolve_dispatches_in_flight(config: RuntimeConfig, *, runs_ahead: bool) -> 
     if config.dispatches_in_flight != "auto":
         return Resolved(config.dispatches_in_flight, "configured")
     return Resolved(2, "one executes while the next one is prepared")
+
+
+def resolve_request_bytes(config: EndpointsConfig, *, memory_bytes: int) -> Resolved[int]:
+    """Choose how many bytes of requests the process holds.
+
+    Args:
+        config: the wish.
+        memory_bytes: how much memory this process may use.
+    """
+    if config.max_request_bytes_in_hand is not None:
+        return Resolved(config.max_request_bytes_in_hand, "configured")
+    return Resolved(memory_bytes // 4, f"a quarter of {memory_bytes} bytes of memory")

@@ -177,6 +177,12 @@ class EndpointsConfig(Section, frozen=True, kw_only=True):
     """Most inference requests in flight, over all models; one more is answered RESOURCE_EXHAUSTED
     (429). 0 is no limit. Health and metadata calls are not counted."""
 
+    max_request_bytes_in_hand: PositiveBytes | None = None
+    """Most bytes of request messages that the process holds, over all connections: on their way,
+    decompressed, and in flight. Large ones beyond it wait unread for some seconds, then they are
+    answered RESOURCE_EXHAUSTED (429); one that is larger than it is refused at once. Unset
+    means a quarter of the memory that the process may use."""
+
 
 class TlsConfig(Section, frozen=True, kw_only=True):
     """TLS, on all ports or on none. Files are PEM, and read again when they change."""

@@ -7,7 +7,7 @@ gRPC (`hloserve.wire`). Everything runs on the loop thread; the rules are the tr
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
@@ -18,6 +18,7 @@ from hloserve.core.requests import NEVER_NS
 from hloserve.server.grpc_call import Handler, Rpc, Unpacked
 from hloserve.server.grpc_stream import StreamingRpc
 from hloserve.server.grpc_watch import GrpcTimeouts, Verdict, Watch
+from hloserve.wire.bytes_in_hand import Growth
 from hloserve.wire.grpc_events import (
     MessageReceived,
     RpcCancelled,
@@ -58,7 +59,9 @@ class Connection(asyncio.BufferedProtocol):
             make_stream=StreamingRpc,
             guard=server.guard,
             memory=server.memory,
+            account=server.budget.account(),
         )
+        self.http2.on_late = self._late
         self.full_streams: list[StreamingRpc] = []
         self._watch = Watch(server.now_ns())
 
@@ -94,6 +97,8 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             server.run_after_read()  # also when we fail: others wait for what was put off
             self._is_reading = False
+        if self.http2.waiting:
+            self._set_reading()
         self.flush()
 
     def _take_other(self, event: "ServerEvent[Handler]") -> None:
@@ -127,6 +132,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             rpc.message = message
             try:
+                self.http2.take(rpc.stream_id, len(message))
                 rpc.method(rpc)
             except Exception as problem:  # noqa: BLE001  # the edge of a request: fail logs it
                 rpc.fail(problem)
@@ -137,7 +143,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def unpack(self, message: PackedMessage, then: Unpacked) -> Callable[[], None]:
         """Decompress a message apart from the loop; returns what gives that up."""
-        return self._server.run_apart(message.unpack, then)
+
+        def unpack() -> Message:
+            with Growth(self.http2.account) as growth:
+                return message.unpack(growth)
+
+        return self._server.run_apart(unpack, then)
+
+    def _late(self, over: "Sequence[RpcCancelled[Handler]]") -> None:
+        """Calls waited for bytes in hand: they go on, or these are over."""
+        for event in over:
+            _cancel(event)
+        self._set_reading()
+        self.wrote()
 
     def _begin_stream(self, rpc: StreamingRpc) -> None:
         timeout_ns = rpc.timeout_ns
@@ -166,15 +184,23 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._is_paused = True
         self._watch.last_write_ns = self._server.now_ns()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._set_reading()
 
     @override
     def resume_writing(self) -> None:
         self._is_paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-            self.flush()
+        self._set_reading()
+        self.flush()
+
+    def _set_reading(self) -> None:
+        """Read, unless the peer does not read, or all that it sends has to wait."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._is_paused or self.http2.is_held_back:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def wrote(self) -> None:
         """There is output: see that it leaves with the rest of what this loop callback makes."""

@@ -97,6 +97,7 @@ class InferStream:
         self._held_bytes = 0
         self._is_leaving = False
         self._timer: asyncio.TimerHandle | None = None
+        rpc.keeps_messages = True
         rpc.on_message = self._take
         rpc.on_half_close = self._go_on
         rpc.on_room = self._go_on
@@ -111,9 +112,11 @@ class InferStream:
         """For a request: it has its outcome. It leaves when those before it have left."""
         request.answer = self._encode(request, response, error)
         request.in_flight = None
+        self._rpc.let_go(request.message)
+        request.message = b""  # the answer may have to wait for a slow one
         requests = self._requests
         while requests and (answer := requests[0].answer) is not None:
-            self._held_bytes -= len(requests.popleft().message)
+            self._held_bytes -= requests.popleft().nbytes
             self._rpc.send(answer)
         if not request.is_starting:
             self._go_on()
@@ -217,17 +220,19 @@ class _Request:
     """One request of a call, from its arrival to its answer.
 
     Attributes:
-        message: as it came.
+        message: as it came, until there is an answer.
+        nbytes: how long that was.
         in_flight: to cancel it; None before it is served and afterwards.
         answer: encoded, once there is one; it may have to wait for its turn.
         is_starting: an answer would come from within `_take`, which looks for itself what is next.
     """
 
-    __slots__ = ("_stream", "answer", "in_flight", "is_starting", "message")
+    __slots__ = ("_stream", "answer", "in_flight", "is_starting", "message", "nbytes")
 
     def __init__(self, stream: InferStream, message: Message) -> None:
         self._stream = stream
         self.message = message
+        self.nbytes = len(message)
         self.in_flight: Begun | None = None
         self.answer: bytes | None = None
         self.is_starting = True

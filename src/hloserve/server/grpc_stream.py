@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from hloserve.core.errors import BadRequest, Cancelled, Code, HloserveError
 from hloserve.server.grpc_call import Rpc
+from hloserve.wire.bytes_in_hand import COUNTED_FROM_BYTES
 from hloserve.wire.grpc_framing import Message, PackedMessage
 
 __all__ = ["StreamHandler", "StreamingRpc", "server_streaming"]
@@ -47,6 +48,7 @@ class StreamingRpc(Rpc):
         is_full: more was sent than the peer reads; what is sent all the same waits in memory.
         is_paused: messages wait.
         has_half_closed: the peer has sent its last message, and `on_half_close` was called.
+        keeps_messages: the handler has messages in hand after `on_message`, until `let_go`.
     """
 
     __slots__ = (
@@ -57,6 +59,7 @@ class StreamingRpc(Rpc):
         "has_half_closed",
         "is_full",
         "is_paused",
+        "keeps_messages",
         "on_drain",
         "on_half_close",
         "on_message",
@@ -71,6 +74,7 @@ class StreamingRpc(Rpc):
         self.is_full = False
         self.is_paused = False
         self.has_half_closed = False
+        self.keeps_messages = False
         self._has_ended = False
         self._is_delivering = False
         self._give_up_unpacking: Callable[[], None] | None = None
@@ -127,6 +131,11 @@ class StreamingRpc(Rpc):
             self.connection.http2.resume(self.stream_id)
             self.connection.wrote()
             self._deliver()
+
+    def let_go(self, message: Message) -> None:
+        """Say that a message of `on_message` is not in hand any longer."""
+        if len(message) >= COUNTED_FROM_BYTES and self.connection is not None:
+            self.connection.http2.take(self.stream_id, -len(message))
 
     # What the connection tells.
 
@@ -219,6 +228,9 @@ class StreamingRpc(Rpc):
                     raise error or Cancelled()
                 self._waiting[0] = unpacked
                 connection.http2.keep(self.stream_id, len(unpacked) - len(message))
+                is_counted = len(unpacked) >= COUNTED_FROM_BYTES
+                counted_bytes = len(unpacked) if is_counted else 0
+                connection.http2.take(self.stream_id, counted_bytes - len(message))
             except Exception as problem:  # noqa: BLE001  # the edge of a call: fail logs it
                 self._break(problem)
                 return
@@ -238,6 +250,8 @@ class StreamingRpc(Rpc):
     def _call_on_message(self, message: Message) -> None:
         if self.on_message is not None:
             self._guard(self.on_message, message)
+        if not self.keeps_messages:
+            self.let_go(message)
 
     def _guard(self, callback: Callable[..., None], *arguments: Message) -> None:
         try:

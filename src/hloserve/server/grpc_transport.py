@@ -32,6 +32,7 @@ from hloserve.server.grpc_connection import Connection
 from hloserve.server.grpc_stream import StreamHandler
 from hloserve.server.grpc_watch import GrpcTimeouts
 from hloserve.server.listening import Listener
+from hloserve.wire.bytes_in_hand import BytesInHand
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_request import CallGuard
 
@@ -46,6 +47,7 @@ _GOODBYE_S = 1.0
 # A compressed message may grow a thousandfold, to seconds of work.
 _UNPACK_THREADS = 2
 _MOST_PACKED = 256
+_MESSAGES_IN_HAND = 16
 
 T = TypeVar("T")
 
@@ -60,6 +62,7 @@ class GrpcServer:
         timeouts: of each connection.
         streams: the same as `methods` for streaming methods.
         guard: who may make which call; everybody any when left out.
+        budget: the bytes of requests that the process has in hand; a large one when left out.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class GrpcServer:
         timeouts: GrpcTimeouts | None = None,
         streams: Mapping[str, StreamHandler] | None = None,
         guard: CallGuard | None = None,
+        budget: BytesInHand | None = None,
     ) -> None:
         self.guard = guard
+        self.budget = budget or BytesInHand(limits.max_recv_msg_bytes * _MESSAGES_IN_HAND)
         streams = streams or {}
         self.streaming = frozenset(path.encode("ascii") for path in streams)
         self.methods: Mapping[bytes, Handler] = {
@@ -240,6 +245,7 @@ class GrpcServer:
     def sweep(self) -> None:
         """Apply the timeouts to every connection; runs by itself once a second."""
         now_ns = self.now_ns()
+        self.budget.look(now_ns)
         for connection in tuple(self._connections):
             connection.sweep(now_ns, self.timeouts)
 

@@ -25,6 +25,7 @@ from hloserve.server.grpc_services import GrpcServices
 from hloserve.server.grpc_transport import GrpcServer
 from hloserve.server.rest_transport import Exchange, HttpServer, HttpTimeouts
 from hloserve.server.security import Security
+from hloserve.wire.bytes_in_hand import BytesInHand
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.http1_messages import HttpLimits
 
@@ -76,6 +77,7 @@ class Listeners:
 
     Args:
         sources: who gave each setting, for the message when a port cannot be bound.
+        budget: of the bytes of requests in hand, over all three; one for each when left out.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Listeners:
         grpc: GrpcServices,
         rest: Callable[[Exchange], None],
         admin: Callable[[Exchange], None],
+        budget: BytesInHand | None = None,
     ) -> None:
         self._config = config
         self._sources = sources
@@ -102,13 +105,16 @@ class Listeners:
         )
         security = self._security = Security(config)
         self._following: asyncio.Task[None] | None = None
-        self._rest = HttpServer(rest, limits, clock, timeouts, security.http_guard(scope_of_rest))
+        self._rest = HttpServer(
+            rest, limits, clock, timeouts, security.http_guard(scope_of_rest), budget
+        )
         self._admin = HttpServer(
             admin,
             HttpLimits(max_body_bytes=1 << 20),
             clock,
             timeouts,
             security.http_guard(scope_of_admin),
+            budget,
         )
         self._grpc = GrpcServer(
             grpc.methods,
@@ -119,6 +125,7 @@ class Listeners:
             clock,
             streams=grpc.streams,
             guard=security.grpc_guard,
+            budget=budget,
         )
 
     async def start(self) -> Addresses:

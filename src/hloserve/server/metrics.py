@@ -32,6 +32,7 @@ from hloserve.models.model import Model
 from hloserve.server.metric_families import counter, gauge
 from hloserve.server.residency_metrics import residency_families
 from hloserve.server.scheduling_metrics import scheduling_families
+from hloserve.wire.bytes_in_hand import BytesInHand
 
 __all__ = [
     "LATENCY_BUCKETS_S",
@@ -169,6 +170,11 @@ class WorkerView(Protocol):
         ...
 
     @property
+    def bytes_in_hand(self) -> BytesInHand:
+        """What requests hold of the process's memory."""
+        ...
+
+    @property
     def info(self) -> Mapping[str, str]:
         """Labels of `worker_info`."""
         ...
@@ -240,6 +246,14 @@ class _WorkerCollector(Collector):
             "worker_meta_scratch_bytes",
             "Scratch memory that requests to meta models hold.",
             worker.meta_scratch_bytes,
+        )
+        budget = worker.bytes_in_hand
+        yield gauge(
+            "worker_request_bytes_in_hand", "Bytes that large requests hold.", budget.held_bytes
+        )
+        yield gauge("worker_max_request_bytes_in_hand", "The limit of those.", budget.limit_bytes)
+        yield counter(
+            "worker_requests_without_room", "Large requests refused at it.", budget.refused
         )
         yield InfoMetricFamily("worker", "What this worker is.", value=dict(worker.info))
 

@@ -10,10 +10,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from hloserve.core.errors import BodyTooLarge, Code, HloserveError
+from hloserve.core.errors import BodyTooLarge, Cancelled, Code, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.core.tickets import Call, Ticket
 from hloserve.models.task_threads import TaskThreads
+from hloserve.server.rest_bodies import RETRY_LATER
+from hloserve.wire.bytes_in_hand import COUNTED_FROM_BYTES, Account, Claim, Growth
 from hloserve.wire.http1_content import Coding, accepted_coding, decode_content, encode_content
 from hloserve.wire.http1_messages import (
     Body,
@@ -27,7 +29,6 @@ from hloserve.wire.status import STATUS, http_status, public_text
 __all__ = ["AnswerPath", "Exchange"]
 
 _log = logging.getLogger(__name__)
-_RETRY_LATER = (("Retry-After", "1"),)
 
 _CONTROL_BYTES = 2**20
 """Most bytes, decompressed, of a body that is no inference request."""
@@ -45,6 +46,9 @@ T = TypeVar("T")
 
 class AnswerPath(Protocol):
     """Where an exchange's answer goes: its connection."""
+
+    account: Account
+    """What it takes of the bytes that the process has in hand."""
 
     def answer(
         self,
@@ -67,6 +71,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_claim",
         "_is_answered",
         "_max_body_bytes",
         "_path",
@@ -81,7 +86,9 @@ class Exchange:
         path: AnswerPath,
         max_body_bytes: int,
         threads: TaskThreads | None = None,
+        claim: Claim | None = None,
     ) -> None:
+        self._claim = claim
         self._request = request
         self._path: AnswerPath | None = path
         self._max_body_bytes = max_body_bytes
@@ -138,10 +145,15 @@ class Exchange:
             MalformedBody: the compressed data is damaged or cut short.
         """
         request = self._request
-        coding = request.headers.get(b"content-encoding")
+        packed, coding = request.body, request.headers.get(b"content-encoding")
         if coding is None:
-            return request.body
-        return decode_content(request.body, coding.decode("latin-1"), self._max_body_bytes)
+            return packed
+        path = self._path
+        if path is None:
+            raise Cancelled()
+        with Growth(path.account) as growth:
+            name, limit = coding.decode("latin-1"), self._max_body_bytes
+            return decode_content(packed, name, limit, growth=growth)
 
     @property
     def control_body(self) -> bytes:
@@ -200,6 +212,22 @@ class Exchange:
 
         return done
 
+    def hold(self, nbytes: int) -> None:
+        """Count what was made of the body, until the answer.
+
+        Raises:
+            Overloaded: the process has too many bytes in hand. Retryable.
+        """
+        if self._claim is not None:
+            self._claim.add(nbytes)
+        elif self._path is not None and nbytes >= COUNTED_FROM_BYTES:
+            self._claim = self._path.account.whole(nbytes)
+
+    def _let_go(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.end()
+
     @property
     def is_answered(self) -> bool:
         """True once answered, or once the caller has gone."""
@@ -225,6 +253,8 @@ class Exchange:
             assert not self._is_answered, "an exchange was answered twice"
             return
         self._is_answered = True
+        if self._claim is not None:
+            self._let_go()
         if len(body) < _COMPRESSED_FROM_BYTES:
             self._path = self.on_disconnect = None
             path.answer(self._request, status, body, content_type, headers)
@@ -294,11 +324,12 @@ class Exchange:
                 target=self._request.target[:200].decode("latin-1"),
             )
         body = format_error_body(public_text(error, request_id))
-        self.reply(status, body, headers=_RETRY_LATER if status in (429, 503) else ())
+        self.reply(status, body, headers=RETRY_LATER if status in (429, 503) else ())
 
     def disconnected(self) -> None:
         """Called by the connection when it is lost; tells the handler, once."""
         on_disconnect, self.on_disconnect = self.on_disconnect, None
         self._path = None
+        self._let_go()
         if on_disconnect is not None:
             on_disconnect()

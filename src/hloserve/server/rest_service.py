@@ -181,6 +181,8 @@ class RestInferenceService:
                 assert error is not None, "a body is read or it is not"
                 exchange.fail(error)
             else:
+                inputs = decoded[0].inputs.values()
+                exchange.hold(sum(array.nbytes for array in inputs))  # the text is kept beside
                 self._begin(exchange, model, *decoded)
 
         exchange.run_apart(decode, begin)

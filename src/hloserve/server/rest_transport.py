@@ -25,9 +25,11 @@ from typing_extensions import override
 from hloserve.core.clock import Clock, SystemClock
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.listening import Listener
+from hloserve.server.rest_bodies import mind_body
 from hloserve.server.rest_exchange import Exchange
 from hloserve.server.rest_half_closed import probe_peer
-from hloserve.server.rest_timeouts import HttpTimeouts
+from hloserve.server.rest_timeouts import HttpTimeouts, Timed
+from hloserve.wire.bytes_in_hand import BytesInHand
 from hloserve.wire.http1 import HeadCheck
 from hloserve.wire.http1_messages import HttpLimits, HttpRequest
 from hloserve.wire.http1_server import CommonHeaders, HttpServerConnection, Phase
@@ -40,6 +42,7 @@ _SWEEP_S = 1.0
 _BACKLOG = 4096
 _BODY_THREADS = 2
 _MOST_BODIES = 256
+_BODIES_IN_HAND = 16
 
 
 class HttpServer:
@@ -52,6 +55,7 @@ class HttpServer:
         timeouts: how long it may take.
         clock: the time for timeouts.
         guard: makes, for each connection, the check of who may ask; everybody when left out.
+        budget: the bytes of requests that the process has in hand; a large one when left out.
     """
 
     def __init__(
@@ -61,10 +65,12 @@ class HttpServer:
         clock: Clock | None = None,
         timeouts: HttpTimeouts | None = None,
         guard: Callable[[], HeadCheck] | None = None,
+        budget: BytesInHand | None = None,
     ) -> None:
         self._guard = guard
         self._handler = handler
         self._limits = limits or HttpLimits()
+        self.budget = budget or BytesInHand(self._limits.max_body_bytes * _BODIES_IN_HAND)
         self._clock: Clock = clock or SystemClock()
         self._timeouts = timeouts or HttpTimeouts()
         self._connections: set[_Connection] = set()
@@ -156,6 +162,7 @@ class HttpServer:
     def sweep(self) -> None:
         """Enforce the timeouts now; the server itself does it every second."""
         now_ns = self._now_ns = self._clock.now_ns()
+        self.budget.look(now_ns)
         for connection in list(self._connections):
             connection.check_timeouts(now_ns)
 
@@ -180,21 +187,15 @@ class HttpServer:
             self._all_closed.set()
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _Connection(Timed, asyncio.BufferedProtocol):
     """One accepted connection."""
 
     __slots__ = (
-        "_http",
         "_into_body",
-        "_is_closing",
-        "_is_reading",
+        "_is_held_back",
         "_is_unsent",
-        "_is_write_paused",
-        "_phase",
         "_server",
-        "_since_ns",
-        "_transport",
-        "_unread_bytes",
+        "account",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -203,13 +204,15 @@ class _Connection(asyncio.BufferedProtocol):
         self._http = HttpServerConnection(server._limits, server._common, check)
         self._transport: asyncio.Transport | None = None
         self._into_body = False
-        self._is_closing = False
+        self._is_closing = self._is_held_back = False
+        self.account = server.budget.account()
         self._is_reading = True
         self._is_unsent = False
         self._is_write_paused = False
         self._unread_bytes = 0
         self._phase: int = Phase.IDLE
         self._since_ns = server._now_ns
+        self._timeouts = server._timeouts
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -254,7 +257,17 @@ class _Connection(asyncio.BufferedProtocol):
         if (requests or phase != self._phase or phase == Phase.BODY) and not self._is_closing:
             self._phase = phase
             self._since_ns = self._server._now_ns
+        if phase == Phase.BODY:
+            self._is_held_back = mind_body(http, self.account, self._proceed)
+            if self._is_held_back or http.has_work:
+                self._set_reading()
         self._handle(requests)
+        self.advance()
+
+    def _proceed(self) -> None:
+        """The body that had to wait may come, or was refused."""
+        self._is_held_back = False
+        self._set_reading()
         self.advance()
 
     @override
@@ -272,7 +285,8 @@ class _Connection(asyncio.BufferedProtocol):
         server = self._server
         self._is_unsent = True  # what is answered at once leaves with the `advance` that follows
         for request in requests:
-            exchange = Exchange(request, self, server._limits.max_body_bytes, server._threads)
+            claim, limit = request.context, server._limits.max_body_bytes
+            exchange = Exchange(request, self, limit, server._threads, claim)
             request.context = exchange
             try:
                 server._handler(exchange)
@@ -294,6 +308,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._is_unsent = True
             self._server._write_soon(self)
 
+    @override
     def advance(self) -> None:
         """Write what is ready, take up requests that waited for it, and mind the reading."""
         http = self._http
@@ -323,7 +338,9 @@ class _Connection(asyncio.BufferedProtocol):
             self._close(linger=False)
 
     def _set_reading(self) -> None:
-        is_wanted = self._is_closing or not (self._is_write_paused or self._http.is_blocked)
+        is_wanted = self._is_closing or not (
+            self._is_write_paused or self._is_held_back or self._http.is_blocked
+        )
         transport = self._transport
         if is_wanted == self._is_reading or transport is None or transport.is_closing():
             return
@@ -360,39 +377,3 @@ class _Connection(asyncio.BufferedProtocol):
             exchange, request.context = request.context, None
             if exchange is not None:
                 exchange.disconnected()
-
-    def check_timeouts(self, now_ns: int) -> None:
-        """Act when the peer has kept the server waiting for too long."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if self._is_write_paused and not self._is_closing:
-            self._check_reader(transport, now_ns)
-        elif (self._phase == Phase.IDLE and self._http.has_pending) or not self._is_reading:
-            self._since_ns = now_ns  # it is the peer who waits for us
-        elif (now_ns - self._since_ns) / 1e9 > self._patience_s():
-            self._give_up(transport)
-
-    def _patience_s(self) -> float:
-        timeouts = self._server._timeouts
-        return timeouts.linger_s if self._is_closing else timeouts.patience_s(self._phase)
-
-    def _give_up(self, transport: asyncio.Transport) -> None:
-        if self._is_closing:
-            transport.abort()
-        elif self._phase == Phase.IDLE:
-            transport.close()
-        else:
-            what = "headers" if self._phase == Phase.HEAD else "body"
-            text = f"the request's {what} did not arrive within {self._patience_s():g} s"
-            self._http.refuse(408, text)
-            self.advance()
-
-    def _check_reader(self, transport: asyncio.Transport, now_ns: int) -> None:
-        """Cut a peer off that takes nothing of its response."""
-        unread = transport.get_write_buffer_size()
-        if unread != self._unread_bytes:
-            self._unread_bytes = unread
-            self._since_ns = now_ns
-        elif (now_ns - self._since_ns) / 1e9 > self._server._timeouts.body_timeout_s:
-            transport.abort()

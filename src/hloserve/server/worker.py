@@ -49,6 +49,7 @@ from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
 from hloserve.server.listening import allow_many_connections
 from hloserve.server.loading import BundleLoader
+from hloserve.server.machine_memory import build_budget
 from hloserve.server.metas import build_meta_threads
 from hloserve.server.metrics import Exposition, RequestMetrics
 from hloserve.server.model_events import ModelEvents
@@ -230,8 +231,16 @@ class Worker:
         operations = build_operations(self.config, registry, self._scheduler, metrics, clock)
         self._control = operations.control
         events = self.model_events
+        budget = build_budget(self.config.endpoints)
         figures = WorkerFigures(
-            self.config, registry, self._scheduler, inference, metrics, events, self._control
+            self.config,
+            registry,
+            self._scheduler,
+            inference,
+            metrics,
+            events,
+            self._control,
+            budget,
         )
         return Listeners(
             self.config,
@@ -240,6 +249,7 @@ class Worker:
             grpc=build_grpc_services(inference, catalog, control, operations, clock, registry),
             rest=RestInferenceService(inference, catalog, control, operations, clock, pages),
             admin=AdminService(catalog, Exposition(figures)),
+            budget=budget,
         )
 
     @property

@@ -20,6 +20,7 @@ from hloserve.server.control import ModelControl
 from hloserve.server.inference import InferenceService
 from hloserve.server.metrics import RequestMetrics, WorkerView
 from hloserve.server.model_events import ModelEvents
+from hloserve.wire.bytes_in_hand import BytesInHand
 
 __all__ = ["WorkerFigures"]
 
@@ -27,7 +28,7 @@ __all__ = ["WorkerFigures"]
 class WorkerFigures(WorkerView):
     """The figures of one worker."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # it is wired once, by name
         self,
         config: WorkerConfig,
         registry: Registry,
@@ -36,6 +37,7 @@ class WorkerFigures(WorkerView):
         request_metrics: RequestMetrics,
         model_events: ModelEvents,
         control: ModelControl,
+        budget: BytesInHand,
     ) -> None:
         self._config = config
         self._registry = registry
@@ -44,6 +46,7 @@ class WorkerFigures(WorkerView):
         self._request_metrics = request_metrics
         self._model_events = model_events
         self._control = control
+        self._budget = budget
 
     @property
     @override
@@ -59,6 +62,11 @@ class WorkerFigures(WorkerView):
     @override
     def max_in_flight(self) -> int:
         return self._inference.max_in_flight
+
+    @property
+    @override
+    def bytes_in_hand(self) -> BytesInHand:
+        return self._budget
 
     @property
     @override

@@ -7,6 +7,7 @@ Who owns them: the connection until the event is delivered, then its caller.
 from typing import Generic, TypeAlias, TypeVar
 
 from hloserve.core.errors import HloserveError
+from hloserve.wire.bytes_in_hand import Claim
 from hloserve.wire.grpc_framing import Message, MessageReader
 from hloserve.wire.grpc_headers import Headers
 
@@ -38,9 +39,14 @@ class RequestParts:
         held_bytes: what it holds of `GrpcLimits.max_partial_bytes`.
         is_paused: its peer gets no credit, so that nothing may come for as long as that holds.
         kept_bytes: the part of it that are whole messages which wait for the handler.
+        claim: what the message on its way takes of the bytes in hand, if it is large.
+        counted_bytes: what else the call takes of them.
+        taken_bytes: the part of it that are large messages in the handler's hands.
     """
 
     __slots__ = (
+        "claim",
+        "counted_bytes",
         "has_ended",
         "has_headers_out",
         "has_message",
@@ -49,6 +55,7 @@ class RequestParts:
         "is_streaming",
         "kept_bytes",
         "reader",
+        "taken_bytes",
     )
 
     def __init__(self, reader: MessageReader, *, is_streaming: bool) -> None:
@@ -60,6 +67,9 @@ class RequestParts:
         self.is_paused = False
         self.held_bytes = 0
         self.kept_bytes = 0
+        self.claim: Claim | None = None
+        self.counted_bytes = 0
+        self.taken_bytes = 0
 
 
 class RpcReceived(Generic[M]):

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from hloserve.core.errors import BodyTooLarge, MalformedBody, Overloaded
 from hloserve.core.reused_memory import ReusedMemory
+from hloserve.wire.bytes_in_hand import Growth
 
 __all__ = [
     "MAX_RECV_SETTING",
@@ -50,6 +51,10 @@ _PROOF_BYTES = 2**20
 _GZIP_WBITS = 31
 _QUICK_PACKED_BYTES = 1024
 """Compressed messages up to here grow to a megabyte at most, which takes a few milliseconds."""
+
+_SLICE_BYTES = 64 * 1024
+_PIECE_BYTES = 1024 * 1024
+"""What one call takes in and lets out: whoever counts is asked before."""
 
 _PREFIX = Struct(">BI")
 _pack_prefix = _PREFIX.pack
@@ -90,14 +95,18 @@ class PackedMessage(bytearray):
     limit: int
     setting: str
 
-    def unpack(self) -> Message:
+    def unpack(self, growth: Growth | None = None) -> Message:
         """Decompress it; any thread.
 
+        Args:
+            growth: counts what comes out.
+
         Raises:
+            Overloaded: the process has too many bytes in hand.
             BodyTooLarge: it is over the cap.
             MalformedBody: it is no gzip.
         """
-        return _gunzip(self, self.limit, self.setting)
+        return _gunzip(self, self.limit, self.setting, growth)
 
 
 class MessageReader:
@@ -144,6 +153,11 @@ class MessageReader:
     def is_between_messages(self) -> bool:
         """True when the stream may end here."""
         return self._body is None and not self._head
+
+    @property
+    def announced_bytes(self) -> int:
+        """What the message that is not complete announces; 0 without one."""
+        return 0 if self._body is None else self._announced
 
     @property
     def buffered_bytes(self) -> int:
@@ -225,16 +239,30 @@ class MessageReader:
         return bytes(body) if len(body) < VIEW_FROM_BYTES else body
 
 
-def _gunzip(body: bytearray, limit: int, setting: str) -> bytes:
+def _gunzip(body: bytearray, limit: int, setting: str, growth: Growth | None) -> Message:
     inflater = zlib.decompressobj(_GZIP_WBITS)
-    try:
-        message = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise MalformedBody(f"a message is not valid gzip: {error}") from error
-    if len(message) > limit:
-        raise BodyTooLarge(limit, None, setting)
-    if not inflater.eof:
-        raise MalformedBody("the gzip data of a message ends too early")
-    if inflater.unused_data:
+    packed = memoryview(body)
+    message = bytearray()
+    position, is_full = 0, False
+    while not inflater.eof:
+        piece = packed[position : position + _SLICE_BYTES]
+        if not piece and not is_full:
+            raise MalformedBody("the gzip data of a message ends too early")
+        room = min(limit - len(message) + 1, _PIECE_BYTES)
+        try:
+            if growth is not None:
+                growth.reach(len(message) + room)
+            unpacked = inflater.decompress(piece, room)
+        except Overloaded:
+            message.clear()  # or the traceback keeps it
+            raise
+        except zlib.error as error:
+            raise MalformedBody(f"a message is not valid gzip: {error}") from error
+        message += unpacked
+        is_full = len(unpacked) == room
+        if len(message) > limit:
+            raise BodyTooLarge(limit, None, setting)
+        position += len(piece) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
+    if position < len(packed):
         raise MalformedBody("there is data after the gzip data of a message")
-    return message
+    return bytes(message) if len(message) < VIEW_FROM_BYTES else message

@@ -13,7 +13,8 @@ Source: gRPC over HTTP2.
 
 from typing import Generic, TypeVar
 
-from hloserve.core.errors import BodyTooLarge, Overloaded
+from hloserve.core.errors import BodyTooLarge, HloserveError, Overloaded
+from hloserve.wire.bytes_in_hand import Account, BytesInHand
 from hloserve.wire.grpc_events import RequestParts, RpcReceived
 from hloserve.wire.grpc_framing import MAX_SEND_SETTING, VIEW_FROM_BYTES, Message, prefix_of
 from hloserve.wire.grpc_headers import (
@@ -31,18 +32,26 @@ __all__ = ["GrpcReplies"]
 
 M = TypeVar("M")
 
+_NO_LIMIT_BYTES = 1 << 62
+
 
 class GrpcReplies(Http2Connection, Generic[M]):
     """The half of a server's connection that answers.
 
     Args:
         limits: what the peer may make this end hold.
+        account: what it takes of the bytes that the process has in hand.
+
+    Attributes:
+        waiting: streams whose message waits for bytes in hand.
     """
 
-    def __init__(self, limits: GrpcLimits) -> None:
+    def __init__(self, limits: GrpcLimits, account: Account | None = None) -> None:
         super().__init__(Role.SERVER, limits)
+        self._account = account or Account(BytesInHand(_NO_LIMIT_BYTES))
         self._rpcs: dict[int, RpcReceived[M]] = {}
         self._partial_bytes = 0
+        self.waiting: set[int] = set()
         self._unsent_at_most = 0
         self._max_send_bytes = limits.max_send_msg_bytes
 
@@ -61,6 +70,9 @@ class GrpcReplies(Http2Connection, Generic[M]):
             self._rpcs[stream_id] = rpc
             self._refuse_reply(rpc, nbytes)
             return
+        if rpc.parts is not None:
+            self._give_back(rpc.parts)
+            self.waiting.discard(stream_id)
         self._unsent_at_most += nbytes
         http2 = self._http2
         try:
@@ -134,11 +146,17 @@ class GrpcReplies(Http2Connection, Generic[M]):
 
     def pause(self, stream_id: int) -> None:
         """Give the peer of a stream no more credit, until `resume`."""
-        self._set_window(stream_id, 0, is_paused=True)
+        _, parts = self._streaming_rpc(stream_id)
+        if parts is not None and not parts.has_ended:
+            parts.is_paused = True
+            self._set_window(stream_id, parts)
 
     def resume(self, stream_id: int) -> None:
         """Give the peer of a paused stream credit again."""
-        self._set_window(stream_id, self.limits.stream_window_bytes, is_paused=False)
+        _, parts = self._streaming_rpc(stream_id)
+        if parts is not None and not parts.has_ended:
+            parts.is_paused = False
+            self._set_window(stream_id, parts)
 
     def keep(self, stream_id: int, nbytes: int) -> None:
         """Account for messages of a stream that wait for its handler; negative when it takes them.
@@ -150,12 +168,31 @@ class GrpcReplies(Http2Connection, Generic[M]):
         if rpc is not None and parts is not None:
             parts.kept_bytes += nbytes
             self._hold(parts, parts.held_bytes + nbytes)
+            self._count(parts)
 
-    def _set_window(self, stream_id: int, nbytes: int, *, is_paused: bool) -> None:
-        rpc, parts = self._streaming_rpc(stream_id)
-        if rpc is None or parts is None or parts.has_ended:
-            return
-        parts.is_paused = is_paused
+    def take(self, stream_id: int, nbytes: int) -> None:
+        """Account for large messages in hand until the call is answered; negative lets them go.
+
+        Raises:
+            Overloaded: the process has too many bytes of requests in hand.
+        """
+        rpc = self._rpcs.get(stream_id)
+        if rpc is not None and rpc.parts is not None:
+            rpc.parts.taken_bytes += nbytes
+            self._count(rpc.parts)
+
+    @property
+    def account(self) -> Account:
+        """What the connection takes of the bytes that the process has in hand."""
+        return self._account
+
+    def _set_window(self, stream_id: int, parts: RequestParts) -> None:
+        """Give the peer of a stream credit, unless its handler or the process has too much."""
+        claim = parts.claim
+        if claim is not None:
+            claim.is_excused = parts.is_paused
+        is_held_back = parts.is_paused or (claim is not None and not claim.is_granted)
+        nbytes = 0 if is_held_back else self.limits.stream_window_bytes
         try:
             self._http2.set_local_window_size(nbytes, stream_id=stream_id)
         except Http2Error:
@@ -184,8 +221,40 @@ class GrpcReplies(Http2Connection, Generic[M]):
                 f" the limit is {limit}; send them over several connections"
             )
 
+    def _count(self, parts: RequestParts) -> None:
+        """Account for what a call takes of the process's bytes in hand, beside its claim.
+
+        Raises:
+            Overloaded: there are too many.
+        """
+        nbytes = parts.taken_bytes + parts.kept_bytes
+        if parts.claim is None:
+            nbytes += parts.reader.buffered_bytes
+        more, parts.counted_bytes = nbytes - parts.counted_bytes, nbytes
+        if more > 0:
+            try:
+                self._account.take(more)
+            except Overloaded:
+                parts.counted_bytes -= more
+                raise
+        elif more:
+            self._account.give(-more)
+
+    def _give_back(self, parts: RequestParts) -> None:
+        """The call is over: nothing of it is in hand."""
+        claim, parts.claim = parts.claim, None
+        if claim is not None:
+            claim.end()
+        counted, parts.counted_bytes = parts.counted_bytes, 0
+        parts.taken_bytes = parts.kept_bytes = 0
+        if counted:
+            self._account.give(counted)
+
     def _refuse_reply(self, rpc: RpcReceived[M], nbytes: int) -> None:
         error = BodyTooLarge(self.limits.max_send_msg_bytes, nbytes, MAX_SEND_SETTING)
+        self._answer_error(rpc, error)
+
+    def _answer_error(self, rpc: RpcReceived[M], error: HloserveError) -> None:
         self._answer_status(rpc, grpc_code(error.code), str(error))
 
     def _answer_status(self, rpc: RpcReceived[M], code: int, text: str) -> None:
@@ -214,3 +283,5 @@ class GrpcReplies(Http2Connection, Generic[M]):
         if rpc.parts is not None:
             self._partial_bytes -= rpc.parts.held_bytes
             rpc.parts.held_bytes = 0
+            self._give_back(rpc.parts)
+            self.waiting.discard(rpc.stream_id)

@@ -8,15 +8,19 @@ Rules, besides those of `hloserve.wire.http2`.
 1. A unary call is reported once, whole, but perhaps compressed (`RpcPacked`). What is wrong with it
    before that is answered here.
 2. A call that was reported is answered or reported as cancelled, never both.
+3. What is large is counted in the account before it is assembled (`hloserve.wire.bytes_in_hand`). A
+   call that has to wait for that gets no credit.
 
 Source: gRPC over HTTP2.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from hloserve.core.errors import HloserveError, MalformedBody, Overloaded
 from hloserve.core.reused_memory import ReusedMemory
+from hloserve.wire.bytes_in_hand import COUNTED_FROM_BYTES, Account
 from hloserve.wire.grpc_events import (
     MessageReceived,
     RequestParts,
@@ -26,7 +30,7 @@ from hloserve.wire.grpc_events import (
     RpcReceived,
     ServerEvent,
 )
-from hloserve.wire.grpc_framing import MessageReader, PackedMessage, read_whole
+from hloserve.wire.grpc_framing import Message, MessageReader, PackedMessage, read_whole
 from hloserve.wire.grpc_limits import GrpcLimits
 from hloserve.wire.grpc_preface import Preface
 from hloserve.wire.grpc_replies import GrpcReplies
@@ -40,6 +44,7 @@ from hloserve.wire.grpc_request import (
 from hloserve.wire.http2 import (
     DRAIN_PING,
     DataReceived,
+    ErrorCode,
     Event,
     PingAcknowledged,
     RequestReceived,
@@ -47,7 +52,6 @@ from hloserve.wire.http2 import (
     TrailersReceived,
     WindowUpdated,
 )
-from hloserve.wire.status import grpc_code
 
 __all__ = ["GrpcServerConnection"]
 
@@ -61,6 +65,7 @@ _REQUEST_BRINGS = 4
 _CANCEL_COSTS = 10
 _SMALL_DATA_BYTES = 64
 _SMALL_CREDIT = 1_024
+_FRAME_BYTES = 1024 * 1024
 
 
 class GrpcServerConnection(GrpcReplies[M], Generic[M]):
@@ -75,13 +80,15 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         make_stream: the same for streaming calls.
         guard: who may make which call; everybody any when left out.
         memory: where long messages are assembled; None for a buffer of their own each.
+        account: what the connection takes of the bytes that the process has in hand.
 
     Attributes:
+        on_late: called when a wait is over: there may be output, and these calls have ended.
         is_open: the peer has greeted.
         credits: how often the peer let replies go on that waited for it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # it is wired once, by name
         self,
         methods: Mapping[bytes, M],
         limits: GrpcLimits,
@@ -91,9 +98,12 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         make_stream: Callable[[], RpcReceived[M]] = RpcReceived,
         guard: CallGuard | None = None,
         memory: ReusedMemory | None = None,
+        account: Account | None = None,
     ) -> None:
-        super().__init__(limits)
+        super().__init__(limits, account)
         self._memory = memory
+        self.on_late: Callable[[Sequence[RpcCancelled[M]]], None] = _nobody_minds
+        self._frame_bytes = 0
         self.is_open = False
         self.credits = 0
         self._head_reader = HeadReader(methods, streaming)
@@ -128,6 +138,17 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             queued_bytes -= sum(self.unsent_bytes(rpc.stream_id) for rpc in self.streams())
         return queued_bytes
 
+    @property
+    def is_held_back(self) -> bool:
+        """True when all that the peer can send now would have to wait: read nothing more.
+
+        Not while another message of its may come: that one has to end first.
+        """
+        if not self.waiting:
+            return False
+        claims = (rpc.parts.claim for rpc in self._rpcs.values() if rpc.parts is not None)
+        return not any(claim is not None and claim.is_granted for claim in claims)
+
     def receive(self, data: bytes | bytearray | memoryview) -> list[ServerEvent[M]]:
         """Take bytes from the peer; `data` may be reused afterwards."""
         if not self.is_open or self.is_closed:
@@ -138,12 +159,14 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         limit = self.limits.max_recv_msg_bytes
         rpcs = self._rpcs
         idle_frames = 0
-        for event in self._receive(data):
+        events = self._receive(data)
+        self._count_frame(len(data), events)
+        for event in events:
             if type(event) is DataReceived:
                 rpc = rpcs.get(event.stream_id)
                 if rpc is not None and event.end_stream and rpc.parts is None:
                     message = read_whole(event.data, limit)
-                    if message is not None:
+                    if message is not None and len(message) < COUNTED_FROM_BYTES:
                         rpc.message = message
                         rpc.is_delivered = True
                         found.append(rpc)
@@ -167,6 +190,11 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         self.is_closed = True
         rpcs, self._rpcs = self._rpcs, {}
         self._partial_bytes = 0
+        for rpc in rpcs.values():
+            if rpc.parts is not None:
+                self._give_back(rpc.parts)
+        self._account.give(_counted(self._frame_bytes))
+        self._frame_bytes = 0
         return [RpcCancelled(rpc) for rpc in rpcs.values() if rpc.is_delivered]
 
     def _check_preface(self, data: bytes | bytearray | memoryview) -> bytes:
@@ -226,18 +254,78 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         try:
             for message in parts.reader.feed(data):
                 if parts.is_streaming:
+                    self._take_message(parts, message)
                     found.append(MessageReceived(rpc.stream_id, message))
                 elif parts.has_message:
                     raise MalformedBody("a unary call has more than one message")
                 else:
+                    self._take_message(parts, message)
                     rpc.message, parts.has_message = message, True
             held_bytes = parts.reader.buffered_bytes + parts.kept_bytes + len(rpc.message)
             self._hold(parts, held_bytes)
+            if parts.claim is not None or parts.reader.buffered_bytes >= COUNTED_FROM_BYTES:
+                self._claim(rpc, parts)
+            self._count(parts)
         except HloserveError as error:
             self._refuse(rpc, error, found)
             return
         if end:
             self._end_request(rpc, found)
+
+    def _claim(self, rpc: RpcReceived[M], parts: RequestParts) -> None:
+        """Claim what a message on its way announces; its peer gets credit when that is granted."""
+        reader, claim = parts.reader, parts.claim
+        if claim is None:
+            told = partial(self._told, rpc)
+            claim = parts.claim = self._account.claim(reader.announced_bytes, told)
+            claim.is_excused = parts.is_paused
+            if not claim.is_granted:
+                self.waiting.add(rpc.stream_id)
+                self._set_window(rpc.stream_id, parts)
+        claim.came(reader.buffered_bytes)
+
+    def _told(self, rpc: RpcReceived[M], is_granted: bool) -> None:
+        """A message that waited may come now; or it may not, or not any longer."""
+        parts = rpc.parts
+        if parts is None or self._rpcs.get(rpc.stream_id) is not rpc:
+            return
+        if is_granted:
+            self.waiting.discard(rpc.stream_id)
+            self._set_window(rpc.stream_id, parts)
+            self.on_late(())
+        else:
+            self._answer_error(rpc, self._account.budget.problem())
+            self.on_late((RpcCancelled(rpc),) if rpc.is_delivered else ())
+
+    def _take_message(self, parts: RequestParts, message: Message) -> None:
+        """Count a message that is whole, if it is large, until its handler is done with it."""
+        claim, parts.claim = parts.claim, None
+        if claim is not None:
+            parts.counted_bytes += claim.hand_over()
+        if len(message) >= COUNTED_FROM_BYTES or type(message) is PackedMessage:
+            parts.taken_bytes += len(message)
+
+    def _count_frame(self, nbytes: int, events: Sequence[Event]) -> None:
+        """Count what has come of a frame that is not whole: ngh2 keeps it until then.
+
+        Args:
+            nbytes: what has just been read.
+            events: what that brought. A frame in the middle brings none.
+        """
+        if events and nbytes < COUNTED_FROM_BYTES and not self._frame_bytes:
+            return
+        brought = sum(len(event.data) for event in events if type(event) is DataReceived)
+        before, kept = self._frame_bytes, self._frame_bytes + nbytes - brought
+        self._frame_bytes = max(0, min(kept, nbytes if events else kept, _FRAME_BYTES))
+        more = _counted(self._frame_bytes) - _counted(before)
+        try:
+            if more > 0:
+                self._account.take(more)
+            elif more:
+                self._account.give(-more)
+        except Overloaded as error:
+            self._frame_bytes = before
+            self.close(ErrorCode.ENHANCE_YOUR_CALM, str(error))
 
     def _end_request(self, rpc: RpcReceived[M], found: list[ServerEvent[M]]) -> None:
         parts = rpc.parts
@@ -294,6 +382,15 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
     def _refuse(
         self, rpc: RpcReceived[M], error: HloserveError, found: list[ServerEvent[M]]
     ) -> None:
-        self._answer_status(rpc, grpc_code(error.code), str(error))
+        self._answer_error(rpc, error)
         if rpc.is_delivered:  # a streaming call whose handler must learn that it is over
             found.append(RpcCancelled(rpc))
+
+
+def _counted(nbytes: int) -> int:
+    """What is counted of a part of a frame: little is not worth it."""
+    return nbytes if nbytes >= COUNTED_FROM_BYTES else 0
+
+
+def _nobody_minds(over: Sequence[RpcCancelled[M]]) -> None:
+    """For who has no transport."""

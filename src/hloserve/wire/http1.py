@@ -171,6 +171,8 @@ class RequestReader:
 
     def close(self) -> None:
         """Let go of everything; what is incomplete is lost."""
+        if self.assembly is not None and self.assembly.claim is not None:
+            self.assembly.claim.end()
         self._parser = self.assembly = self._known = None
         self.wants_continue = False
         self.has_ended = True
@@ -306,10 +308,13 @@ class RequestReader:
             self._emit()
 
     def _emit(self) -> None:
-        self.ready.append(
-            HttpRequest(self._method, self._target, self._headers, self._body, self._keep_alive)
-        )
-        self.assembly = None
+        body = self._body
+        request = HttpRequest(self._method, self._target, self._headers, body, self._keep_alive)
+        self.ready.append(request)
+        assembly, self.assembly = self.assembly, None
+        if assembly is not None and assembly.claim is not None:
+            request.context = assembly.claim
+            assembly.claim.finish(len(body))
         self._body = b""
         self.phase = Phase.IDLE
         self.wants_continue = False

@@ -5,6 +5,7 @@ What lives here: growth and caps. What does not: framing (`hloserve.wire.http1`)
 
 import numpy as np
 
+from hloserve.wire.bytes_in_hand import Claim
 from hloserve.wire.http1_messages import Body
 
 __all__ = ["BodyAssembly"]
@@ -21,12 +22,14 @@ class BodyAssembly:
 
     Attributes:
         length: announced bytes; None when the body is chunked.
+        claim: what it takes of the bytes in hand, if it is large and does not come whole.
     """
 
-    __slots__ = ("_buffer", "_chunks", "_filled", "length")
+    __slots__ = ("_buffer", "_chunks", "_filled", "claim", "length")
 
     def __init__(self, length: int | None) -> None:
         self.length = length
+        self.claim: Claim | None = None
         self._chunks = bytearray() if length is None else _NOTHING
         self._buffer = _EMPTY
         self._filled = 0
@@ -35,6 +38,11 @@ class BodyAssembly:
     def is_complete(self) -> bool:
         """True once the announced length has arrived."""
         return self._filled == self.length
+
+    @property
+    def came_bytes(self) -> int:
+        """How much of it is here."""
+        return self._filled or len(self._chunks)
 
     def append(self, data: bytes | memoryview, max_bytes: int) -> bool:
         """Take a chunk; False, and nothing is kept, when the body would exceed `max_bytes`."""

@@ -9,9 +9,10 @@ Source: RFC 9110 sections 8.4 and 12.5.3.
 
 import zlib
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from hloserve.core.errors import BodyTooLarge, MalformedBody, UnsupportedMedia
+from hloserve.core.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMedia
+from hloserve.wire.bytes_in_hand import Growth
 from hloserve.wire.http1_messages import Body
 
 __all__ = ["Coding", "accepted_coding", "decode_content", "encode_content"]
@@ -22,6 +23,8 @@ _GZIP_BITS = 16 + zlib.MAX_WBITS
 _SLICE_BYTES = 16 * 2**10
 """What one call decompresses. Of its input, what follows a member is copied, so that many members
 in one piece would cost the square of their number."""
+_PIECE_BYTES = 2**20
+"""What one call gives: whoever counts is asked before."""
 _MOST_MEMBERS = 2**16
 """Blocked gzip has one per 64 KiB. An empty one takes 20 bytes, and a microsecond to begin."""
 _SUPPORTED = ("gzip", "deflate", "identity")
@@ -34,7 +37,11 @@ _WORTH_FRACTION = 0.9
 
 
 def decode_content(
-    body: Body, coding: str, max_bytes: int, setting: str = "http.max_body_bytes"
+    body: Body,
+    coding: str,
+    max_bytes: int,
+    setting: str = "http.max_body_bytes",
+    growth: Growth | None = None,
 ) -> Body:
     """Undo a Content-Encoding.
 
@@ -43,8 +50,10 @@ def decode_content(
         coding: the header's value; gzip, deflate or identity, in any case, one alone.
         max_bytes: cap of the result.
         setting: the configuration key of the cap, for the message.
+        growth: counts what comes out.
 
     Raises:
+        Overloaded: the process has too many bytes in hand.
         UnsupportedMedia: another coding, or several.
         BodyTooLarge: the result would be larger than `max_bytes`.
         MalformedBody: the data is damaged, cut short, or followed by something else.
@@ -53,9 +62,9 @@ def decode_content(
     if name in ("", "identity"):
         return body
     if name in ("gzip", "x-gzip"):
-        return _inflate(body, _GZIP_BITS, "gzip", max_bytes, setting)
+        return _inflate(body, _GZIP_BITS, "gzip", max_bytes, setting, growth)
     if name == "deflate":
-        return _inflate(body, _deflate_bits(body), name, max_bytes, setting)
+        return _inflate(body, _deflate_bits(body), name, max_bytes, setting, growth)
     raise UnsupportedMedia(f"Content-Encoding {coding.strip()[:64]!r}", _SUPPORTED)
 
 
@@ -65,7 +74,9 @@ def _deflate_bits(body: Body) -> int:
     return zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
 
 
-def _inflate(body: Body, bits: int, name: str, max_bytes: int, setting: str) -> Body:
+def _inflate(
+    body: Body, bits: int, name: str, max_bytes: int, setting: str, growth: Growth | None
+) -> Body:
     packed = memoryview(body)
     result = bytearray()
     position = members = 0
@@ -77,20 +88,41 @@ def _inflate(body: Body, bits: int, name: str, max_bytes: int, setting: str) -> 
         if members > _MOST_MEMBERS:
             raise MalformedBody(f"body has more than {_MOST_MEMBERS} {name} members")
         inflater = zlib.decompressobj(bits)
+        is_full = False
         while not inflater.eof:
             piece = packed[position : position + _SLICE_BYTES]
-            if not piece:
+            if not piece and not is_full:
                 raise MalformedBody(f"body is cut short: the {name} data does not end")
-            try:
-                result += inflater.decompress(piece, max_bytes - len(result) + 1)
-            except zlib.error as error:
-                raise MalformedBody(f"body is not valid {name} data: {error}") from error
+            room = min(max_bytes - len(result) + 1, _PIECE_BYTES)
+            is_full = _inflate_piece(inflater, piece, room, name, result, growth) == room
             if len(result) > max_bytes:
                 raise BodyTooLarge(max_bytes, None, setting)
-            position += len(piece) - len(inflater.unused_data)
+            position += len(piece) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
     if not members:
         raise MalformedBody(f"body is cut short: the {name} data does not end")
     return memoryview(result).toreadonly()
+
+
+def _inflate_piece(
+    inflater: Any,
+    piece: memoryview,
+    room: int,
+    name: str,
+    result: bytearray,
+    growth: Growth | None,
+) -> int:
+    """Append what a piece gives, at most `room` bytes; returns how many."""
+    try:
+        if growth is not None:
+            growth.reach(len(result) + room)
+        unpacked = inflater.decompress(piece, room)
+    except Overloaded:
+        result.clear()  # or the traceback keeps it
+        raise
+    except zlib.error as error:
+        raise MalformedBody(f"body is not valid {name} data: {error}") from error
+    result += unpacked
+    return len(unpacked)
 
 
 @lru_cache(maxsize=256)

@@ -66,7 +66,8 @@ class HttpRequest:
         body: the whole body, unchunked but not decompressed.
         keep_alive: False when the connection must close after the response.
         reply: the response's bytes once it is answered.
-        context: what the transport ties to the request; not used here.
+        context: the claim on the bytes in hand of a body that has one, until the transport takes it
+            and ties something of its own to the request.
     """
 
     __slots__ = ("body", "context", "headers", "keep_alive", "method", "reply", "target")

@@ -24,6 +24,7 @@ from hloserve.wire.http1 import (
     Refused,
     RequestReader,
 )
+from hloserve.wire.http1_body import BodyAssembly
 from hloserve.wire.http1_messages import (
     HttpLimits,
     HttpRequest,
@@ -152,6 +153,11 @@ class HttpServerConnection:
             or bool(self._reader.ready)
         )
 
+    @property
+    def assembly(self) -> BodyAssembly | None:
+        """The body on its way, while it is not complete."""
+        return self._reader.assembly
+
     def receive(self, data: bytes | memoryview) -> Sequence[HttpRequest]:
         """Take bytes from the peer; return the requests that they complete.
 
@@ -223,6 +229,7 @@ class HttpServerConnection:
             status, content_type, len(body), headers, self._common.lines, close
         )
         request.reply = (head, b"" if request.method == "HEAD" else body)
+        request.body = b""  # it may have to wait for the answers before
         self._release()
 
     def refuse(self, status: int, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
@@ -241,7 +248,11 @@ class HttpServerConnection:
     def abandon(self) -> list[HttpRequest]:
         """Say that the peer has gone; returns the requests that are still unanswered."""
         unanswered = [request for request in self._pending if request.reply is None]
+        for request in self._reader.ready:  # nobody took them
+            if request.context is not None:
+                request.context.end()
         self._pending.clear()
+        self._reader.ready.clear()
         self._out.clear()
         self._stop_reading()
         return unanswered

@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 
 from hloserve.config import resolve_hook_threads, resolve_log_format
-from hloserve.config.resolving import resolve_dispatches_in_flight
-from hloserve.config.schema import HooksConfig, LoggingConfig, RuntimeConfig
+from hloserve.config.resolving import resolve_dispatches_in_flight, resolve_request_bytes
+from hloserve.config.schema import EndpointsConfig, HooksConfig, LoggingConfig, RuntimeConfig
 
 
 @pytest.mark.parametrize(("cpus", "expected"), [(1, 2), (4, 4), (64, 8)])
@@ -49,3 +49,12 @@ def test_dispatches_are_in_flight_where_the_device_runs_ahead(
 
     assert expected == resolved.value
     assert resolved.reason
+
+
+def test_bytes_of_requests_follow_the_memory() -> None:
+    """Unset means a quarter of it."""
+    resolved = resolve_request_bytes(EndpointsConfig(), memory_bytes=4000)
+    configured = EndpointsConfig(max_request_bytes_in_hand=7)
+
+    assert (1000, True) == (resolved.value, "4000" in resolved.reason)
+    assert 7 == resolve_request_bytes(configured, memory_bytes=4000).value

@@ -11,12 +11,14 @@ from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.models.model import Model
 from hloserve.server.metrics import Exposition, RequestMetrics
+from hloserve.wire.bytes_in_hand import BytesInHand
 
 
 class _View:
     """A worker as the collector sees it."""
 
     max_in_flight = 7
+    bytes_in_hand = BytesInHand(1000)
     info: Mapping[str, str] = {"version": "1.2"}
 
     def __init__(self, services: Services) -> None:
@@ -100,6 +102,7 @@ def test_gauges_are_those_of_the_worker(services: Services) -> None:
     assert samples["worker_inflight_requests", ()] == 3
     assert samples["worker_metas_in_flight", ()] == 2
     assert samples["worker_meta_scratch_bytes", ()] == 4096
+    assert samples["worker_max_request_bytes_in_hand", ()] == 1000
     assert samples["worker_max_concurrent_requests", ()] == 7
     assert samples["worker_requests_shed_total", ()] == 2
     assert samples["worker_info", ("1.2",)] == 1

@@ -27,6 +27,7 @@ from hloserve.core.errors import (
 from hloserve.core.tickets import Ticket
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.rest_exchange import Exchange
+from hloserve.wire.bytes_in_hand import BytesInHand
 from hloserve.wire.http1_content import decode_content
 from hloserve.wire.http1_messages import Body, HttpRequest
 
@@ -36,6 +37,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.got: list[tuple[int, bytes, str, dict[str, str]]] = []
+        self.account = BytesInHand(1 << 30).account()
 
     def answer(
         self,
