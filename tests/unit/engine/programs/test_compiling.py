@@ -11,6 +11,7 @@ from support.engine_programs import program_of, run
 from hloserve.core.errors import BackendFailed, ConfigProblem
 from hloserve.engine.programs.compiling import (
     CompileSettings,
+    OptionValue,
     pack_executable,
     plan_options,
     unpack_executable,
@@ -57,7 +58,7 @@ def test_autotuning_is_mapped_to_options_of_xla() -> None:
 
 def test_what_the_operator_says_wins() -> None:
     """An option that is set by name is the one that is used."""
-    options = {_YNN: "", "xla_gpu_autotune_level": 2}
+    options: dict[str, OptionValue] = {_YNN: "", "xla_gpu_autotune_level": 2}
     settings = CompileSettings(has_autotuning=False, options=options)
 
     assert options == plan_options("cpu", settings)
@@ -76,7 +77,7 @@ def test_what_the_operator_says_wins() -> None:
     ids=["name", "word", "bool", "number"],
 )
 def test_option_that_xla_refuses_is_an_error_at_start(
-    options: dict[str, bool | int | float | str], reason: str
+    options: dict[str, OptionValue], reason: str
 ) -> None:
     """Not one of each program, much later."""
     with pytest.raises(ConfigProblem, match=reason) as caught:
