@@ -3,8 +3,8 @@
 What lives here: taking a whole small request apart whose head is, but for the length of its body,
 one that the parser has passed. What does not: parsing (`hloserve.wire.http1`). One thread.
 
-A client sends the same head with every request, and llhttp and its callbacks take 8 us to find that
-out, against 1 us here.
+A client sends the same head with every request. llhttp and its callbacks take 3.1 us to find that
+out, comparing takes 1.2.
 
 Rules.
 1. Only what the parser passed is remembered: a head framed by one Content-Length, on a connection
