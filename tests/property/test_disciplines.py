@@ -1,12 +1,14 @@
 """What disciplines promise, on a clock that stands still: shares, no starvation, no late runs."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine_models import build_model, dummy
+from support.engine_models import Engine, build_model, dummy
+from support.engine_models import request as request_of
 
 from hloserve.core.clock import ManualClock
 from hloserve.core.requests import NEVER_NS
@@ -283,3 +285,40 @@ def test_committed_go_first_and_the_others_in_order_of_arrival(
 
     assert not committed
     assert not any(usual.values())
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("delay_ns", [200_000, 5 * _MS])
+@pytest.mark.parametrize(("runs_cheap", "in_flight"), [(True, 1), (False, 1), (False, 2)])
+@pytest.mark.parametrize(
+    "make", [lambda: Fair(FairSettings()), Fifo, Edf], ids=["fair", "fifo", "edf"]
+)
+def test_everybody_is_answered_while_batches_are_held_back(
+    make: type[Discipline], runs_cheap: bool, in_flight: int, delay_ns: int
+) -> None:
+    """With real threads: whoever sleeps is woken, whether by news or by the time."""
+    chance = random.Random(delay_ns)
+    backend = FakeBackend()
+    models = [build_model(backend, name=name, sizes=[1, 4]) for name in ("held", "quick")]
+    for model, cost_ns in zip(models, (20_000, 1_000_000), strict=True):
+        for size in (1, 4):
+            model.statistics.learn_cost((), size, cost_ns)
+    policies = {"held": ModelPolicy(max_delay_ns=delay_ns)}
+    requests: list[QueuedRequest] = []
+    with Engine(
+        backend, *models, discipline=make(), runs_cheap=runs_cheap, in_flight=in_flight,
+        policies=policies, max_queue_depth=10**6,
+    ) as engine:  # fmt: skip
+        for number in range(1000):
+            made = request_of(chance.choice(models), number)
+            engine.scheduler.submit([made])
+            requests.append(made)
+            if chance.random() < 0.05:
+                chance.choice(requests).cancel()
+            if chance.random() < 0.05:  # a pause in which threads fall asleep
+                engine.run(*requests)
+            if number % 100 == 0:
+                engine.scheduler.command(lambda: None)
+        engine.run(*requests)
+
+    assert engine.scheduler.in_flight == 0

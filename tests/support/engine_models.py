@@ -22,6 +22,7 @@ from hloserve.engine.programs.signature import Signature, TensorType
 from hloserve.engine.residency.leasing import Residency
 from hloserve.engine.scheduling.discipline import Discipline, Fifo
 from hloserve.engine.scheduling.dispatch import Dispatch
+from hloserve.engine.scheduling.model_queue import ModelPolicy
 from hloserve.engine.scheduling.queued_request import (
     PRIORITY_STEP_NS,
     QueuedRequest,
@@ -220,11 +221,12 @@ class Engine:
         in_flight: int = 1,
         residency: Residency | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        policies: Mapping[str, ModelPolicy] | None = None,
     ) -> None:
         self.backend = backend
         self.loop = FakeLoop()
         self.clock = clock or SystemClock()
-        self.scheduler = Scheduler(self.clock, discipline or Fifo(), max_queue_depth)
+        self.scheduler = Scheduler(self.clock, discipline or Fifo(), max_queue_depth, policies)
         self._runs_cheap = runs_cheap
         self.ends: list[Exception | None] = []
         self.dispatcher = Dispatcher(
