@@ -297,7 +297,9 @@ def _model_counters(models: Mapping[str, tuple[Model, int]]) -> Iterator[Metric]
         "worker_batch_size", "Executions by compiled batch size.", labels=["model", "size"]
     )
     expired = CounterMetricFamily(
-        "worker_requests_expired", "Requests whose deadline passed in the queue.", labels=["model"]
+        "worker_requests_expired",
+        "Requests whose deadline passed in the queue, or could not be met.",
+        labels=["model"],
     )
     for name, (model, _) in sorted(models.items()):
         statistics = model.device.statistics
