@@ -20,6 +20,7 @@ __all__ = [
     "check_meta",
     "check_variants",
     "check_wire_dtypes",
+    "refused_call",
     "variant_keys",
 ]
 
@@ -135,6 +136,14 @@ def check_meta(
     if input_shapes:
         findings.append("input_shapes is only for kind model; a meta model compiles nothing itself")
     return findings
+
+
+def refused_call(name: str) -> str:
+    """Why a meta model may not call a meta model: it would wait for a turn that it holds."""
+    return (
+        f"meta.calls names {name!r}, which is a meta model itself; a meta model may call other"
+        " models only: call what that one calls"
+    )
 
 
 def check_client_sections(declared: Sequence[str], has_hook_file: bool) -> list[str]:

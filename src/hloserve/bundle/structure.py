@@ -19,12 +19,21 @@ from hloserve.bundle.layout import (
     ProgramFile,
     is_bundle_name,
 )
-from hloserve.bundle.manifest import Manifest
+from hloserve.bundle.manifest import Manifest, load_manifest
+from hloserve.bundle.rules import refused_call
 from hloserve.bundle.sections import DEFAULT_WEIGHTS_FILE
 from hloserve.bundle.versions import needed_version
 from hloserve.bundle.weights import WeightsFile
+from hloserve.core.errors import ManifestProblem
 
-__all__ = ["check_files", "check_name", "check_provenance", "check_version", "misnamed_manifests"]
+__all__ = [
+    "check_calls",
+    "check_files",
+    "check_name",
+    "check_provenance",
+    "check_version",
+    "misnamed_manifests",
+]
 
 _PATCH_KEY = "git_diff_file"
 _MISNAMED = ("manifest.yml", "manifest.json", "Manifest.yaml", "MANIFEST.yaml", "manifest.yaml.txt")
@@ -45,6 +54,34 @@ def check_name(bundle: Path) -> list[Finding]:
         f"the directory's name {describe(name)} begins with '.' or holds '.tmp-'; servers skip it"
     )
     return warnings_at(".", [text])
+
+
+def check_calls(bundle: Path, manifest: Manifest) -> list[Finding]:
+    """The models that a meta model calls, as far as they are seen beside it.
+
+    A bundle that lies alone, or among directories that are none, is not in its repository yet.
+    """
+    root = Path(os.path.abspath(bundle)).parent
+    siblings = {path.parent.name for path in root.glob(f"*/{MANIFEST_FILE}")} - {manifest.name}
+    findings = []
+    for name in manifest.calls:
+        if name in siblings:
+            if _is_meta(root / name):
+                findings += errors_at(MANIFEST_FILE, [refused_call(name)])
+        elif siblings:
+            text = (
+                f"meta.calls names {name!r}, but there is no such bundle beside this one;"
+                " calls fail unless the same worker serves it from another repository"
+            )
+            findings += warnings_at(MANIFEST_FILE, [text])
+    return findings
+
+
+def _is_meta(sibling: Path) -> bool:
+    try:
+        return load_manifest(sibling).is_meta
+    except ManifestProblem:  # that is told of when the other bundle is checked
+        return False
 
 
 def check_files(bundle: Path, manifest: Manifest, programs: Sequence[ProgramFile]) -> list[Finding]:

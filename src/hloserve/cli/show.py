@@ -189,8 +189,8 @@ def _print_manifest(summary: Summary) -> None:
                 for t in summary[title]
             ]
             print_table(("NAME", "DTYPE", "SHAPE"), rows, indent="  ")
-    if summary.get("calls"):
-        click.echo(f"calls: {safe(', '.join(summary['calls']))}")
+    if "calls" in summary:
+        click.echo(f"calls: {safe(', '.join(summary['calls'])) or 'no other model'}")
     if summary["batch_sizes"]:
         others = "; its operator may name others" if summary["is_dynamic"] else ""
         click.echo(f"batch sizes: {', '.join(map(str, summary['batch_sizes']))}{others}")

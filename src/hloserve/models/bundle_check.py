@@ -24,6 +24,7 @@ from hloserve.bundle.labels import load_labels
 from hloserve.bundle.layout import ProgramFile, find_programs, weights_path
 from hloserve.bundle.manifest import HOOK_FILE, MANIFEST_FILE, Manifest, load_manifest
 from hloserve.bundle.structure import (
+    check_calls,
     check_files,
     check_name,
     check_provenance,
@@ -139,6 +140,7 @@ def _check_parts(
 ) -> None:
     report.checked += ["manifest", "files"]
     report.findings += warnings_at(MANIFEST_FILE, manifest.warnings)
+    report.findings += check_calls(report.path, manifest)
     report.findings += check_provenance(report.path, manifest)
     report.findings += _check_labels(report, manifest)
     files = _find_files(report, manifest)

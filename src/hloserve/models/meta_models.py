@@ -8,6 +8,7 @@ What lives here: pure decisions over the models that serve. What does not: carry
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from hloserve.bundle.rules import refused_call
 from hloserve.core.errors import ManifestProblem
 from hloserve.core.requests import ModelIndexEntry, ModelState
 from hloserve.models.model import Model
@@ -32,14 +33,9 @@ def check_calls(meta: Model, serving: Mapping[str, Model]) -> None:
     Raises:
         ManifestProblem: a finding per such call.
     """
-    findings = [
-        f"meta.calls names {name!r}, which is a meta model itself; a meta model may call other"
-        " models only: call what that one calls"
-        for name in meta.manifest.calls
-        if name in serving and serving[name].is_meta
-    ]
-    if findings:
-        raise ManifestProblem(meta.bundle, findings)
+    called = [name for name in meta.manifest.calls if name in serving and serving[name].is_meta]
+    if called:
+        raise ManifestProblem(meta.bundle, [refused_call(name) for name in called])
 
 
 def callers_of(name: str, metas: Iterable[Model]) -> list[Model]:

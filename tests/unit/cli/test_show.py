@@ -149,6 +149,18 @@ def test_meta_model_needs_no_files(tmp_path: Path) -> None:
     assert [] == summary["problems"]
 
 
+def test_meta_model_that_calls_none_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It only computes."""
+    text = examples.META.replace("[backbone_a, head_a]", "[]")
+    bundle = examples.make_bundle(tmp_path / "pipeline", text)
+    (bundle / "model.py").touch()
+
+    assert 0 == run(["show", str(bundle)])
+    assert "calls: no other model\n" in capsys.readouterr().out
+
+
 def test_show_needs_no_xla(affine: Path) -> None:
     """Showing a bundle imports neither jax nor jaxlib, so the base install is enough."""
     program = (

@@ -407,6 +407,23 @@ def test_meta_model_is_checked_without_programs(tmp_path: Path, backend: XlaBack
     assert "a meta model has no program of its own" in _one_warning(bundle)
 
 
+def test_calls_of_a_meta_model_are_looked_for_beside_it(tmp_path: Path) -> None:
+    """One that is a meta model itself is refused; one that is not there is warned of."""
+    bundle = examples.make_bundle(tmp_path / "m", examples.META)
+    (bundle / "model.py").write_text("import hloserve\nhloserve.register_meta_model(run=print)\n")
+    examples.make_bundle(tmp_path / "backbone_a", examples.META.replace("backbone_a", "b"))
+    (tmp_path / "backbone_a" / "model.py").touch()
+
+    report = check_bundle(bundle)
+
+    assert ["meta.calls names 'backbone_a', which is a meta model itself"] == [
+        error.text.partition(";")[0] for error in report.errors
+    ]
+    assert ["meta.calls names 'head_a', but there is no such bundle beside this one"] == [
+        warning.text.partition(";")[0] for warning in report.warnings
+    ]
+
+
 # ---- running
 
 
