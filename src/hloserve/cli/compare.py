@@ -150,8 +150,8 @@ def _compare_bundle(
     bundle_only: bool,
     tolerances: "Tolerances",
 ) -> "CompareReport":
-    from hloserve.export.comparison.bundle_runner import BundleRunner
     from hloserve.export.comparison.samples import read_expected
+    from hloserve.models.bundle_runner import BundleRunner
 
     expect: Callable[[Sample, Tensors], Tensors] | None = None
     described = "nothing (the bundle alone)"

@@ -21,6 +21,7 @@ from hloserve.cli.config import config
 from hloserve.cli.control import compact, pin, unpin, weight
 from hloserve.cli.demo import demo
 from hloserve.cli.export import export
+from hloserve.cli.hooks import hooks
 from hloserve.cli.infer import infer
 from hloserve.cli.inspect_torchscript import inspect_torchscript
 from hloserve.cli.migrate_weights import migrate_weights
@@ -67,6 +68,7 @@ for _command in (
     check,
     export,
     compare,
+    hooks,
     infer,
     status,
     pin,

@@ -32,7 +32,7 @@ from hloserve.core.errors import HookProblem
 from hloserve.core.tensors import TensorSpec
 from hloserve.hooks.registration import Hook, Registrations, collect_registrations
 
-__all__ = ["Hooks", "author_line", "load_hooks", "load_meta_hook", "missing_hooks"]
+__all__ = ["Hooks", "author_frames", "author_line", "load_hooks", "load_meta_hook", "missing_hooks"]
 
 _serial = itertools.count(1)
 
@@ -145,6 +145,25 @@ def author_line(bundle: Path, error: BaseException) -> str:
         if frame.filename.startswith(root):
             place = f"{frame.filename.removeprefix(root)}:{frame.lineno}"
     return place
+
+
+def author_frames(bundle: Path, error: BaseException) -> list[str]:
+    """The lines of the bundle's own files that led to an error, the outermost first.
+
+    Args:
+        bundle: the directory, resolved; files of bundles beside it count as well.
+        error: with its causes.
+    """
+    root = str(bundle.parent) + "/"
+    lines: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None:
+        for frame in traceback.extract_tb(seen.__traceback__):
+            if frame.filename.startswith(root):
+                place = frame.filename.removeprefix(root)
+                lines.append(f"  {place}:{frame.lineno} in {frame.name}: {frame.line}")
+        seen = seen.__cause__
+    return lines
 
 
 def _has_hook_file(bundle: Path) -> bool:

@@ -2,7 +2,7 @@
 
 What lives here: the comparison, its figures, and the report. What does not: reading samples
 (`hloserve.export.comparison.samples`), running the bundle
-(`hloserve.export.comparison.bundle_runner`) and the reference
+(`hloserve.models.bundle_runner`) and the reference
 (`hloserve.export.comparison.references`). One thread.
 
 Rules.

@@ -10,7 +10,7 @@ from support.models_bundles import affine, write_affine
 from hloserve.bundle.manifest import load_manifest
 from hloserve.core.errors import BadRequest, ExportProblem
 from hloserve.core.tensors import Array, Tensors
-from hloserve.export.comparison.bundle_runner import BundleRunner
+from hloserve.models.bundle_runner import BundleRunner
 from hloserve.export.comparison.comparing import (
     CompareReport,
     SampleResult,
