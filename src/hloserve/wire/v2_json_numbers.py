@@ -82,21 +82,23 @@ def quick_array(datatype: str, shape: tuple[int, ...], data: Any) -> Array | Non
     dtype = _QUICK.get(datatype)
     if dtype is None or len(shape) > _QUICK_RANK:
         return None
+    if type(data) is not list or len(data) > _PACKED_AT_ONCE:
+        return None
     packer = _packer_of(dtype, shape)
     if packer is None:
         return None
     try:
         return np.ndarray(shape, dtype.numpy, packer.pack(*data))
-    except (struct.error, OverflowError, TypeError):
+    except (struct.error, OverflowError):
         return None
 
 
 @lru_cache(maxsize=1024)
 def _packer_of(dtype: DType, shape: tuple[int, ...]) -> struct.Struct | None:
-    """Packs the elements of a small tensor; None for a large or impossible one."""
+    """Packs the elements of a small tensor; None for a large, empty or impossible one."""
     elements = math.prod(shape)
-    if min(shape, default=0) < 0 or elements > _PACKED_AT_ONCE:
-        return None
+    if min(shape, default=0) < 0 or not 0 < elements <= _PACKED_AT_ONCE:
+        return None  # beside an extent of zero, another may be beyond all memory
     return struct.Struct(f"<{elements}{_CODES[dtype]}")
 
 

@@ -246,3 +246,16 @@ def test_rounding_is_that_of_the_format() -> None:
     assert decode_one([value], [1]).tolist() == [expected]
     with pytest.raises(TensorMismatch):
         decode_one([value], [2])
+
+
+@pytest.mark.parametrize("shape", [[0], [3, 0], [0, 2**40], [2**31, 0, 2**20]])
+def test_no_values_are_a_tensor_of_no_elements(shape: list[int]) -> None:
+    """An extent of zero leaves nothing to send, however large its neighbours are."""
+    assert list(decode_one([], shape).shape) == shape
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62], [2**62, 0, 2**62], [-1, -3], [-3], [2**70]])
+def test_impossible_shapes_of_small_data_are_refused(shape: list[int]) -> None:
+    """A shape that no tensor has is refused, whatever its product."""
+    with pytest.raises(BadRequest, match="input 'x'"):
+        decode_one([1.0, 2.0, 3.0], shape)
