@@ -25,8 +25,10 @@ def body(parameters: Mapping[str, Any], value: float) -> dict[str, Any]:
 class Held:
     """A worker whose device waits with a first request on it, so that others queue."""
 
-    def __init__(self, worker: RunningWorker, pool: ThreadPoolExecutor) -> None:
-        self.worker, self._pool = worker, pool
+    def __init__(
+        self, worker: RunningWorker, pool: ThreadPoolExecutor, open_gate: Callable[[], None]
+    ) -> None:
+        self.worker, self._pool, self.open = worker, pool, open_gate
         self.asker = Asker(worker)
         self.asker.connect()
 
@@ -76,7 +78,7 @@ def held(tmp_path: Path, values: list[float], **settings: object) -> Iterator[He
         values.clear()
         backend.gate.close()
         before = backend.gate.arrivals
-        under_test = Held(worker, pool := ThreadPoolExecutor(20))
+        under_test = Held(worker, pool := ThreadPoolExecutor(20), backend.gate.open)
         ends.callback(under_test.asker.close)
         ends.callback(pool.shutdown)  # waits for all answers
         ends.callback(backend.gate.open)
@@ -177,6 +179,31 @@ def test_full_queue_is_told(tmp_path: Path) -> None:
     assert "'scale'" in text
 
 
+def test_requests_of_streams_count_like_others(tmp_path: Path) -> None:
+    """Beyond the cap of all in flight each is refused by itself, and the stream goes on."""
+    with held(tmp_path, [], **{"endpoints.max_concurrent_requests": 3}) as server:
+        request = rpc_tensor("scale", "FP32", [1, 4], rows(1).tobytes())
+        with ThreadPoolExecutor(3) as pool:
+            streams = [
+                pool.submit(
+                    lambda: list(
+                        server.asker.stub.ModelStreamInfer(iter([request] * 3), timeout=60)
+                    )
+                )
+                for _ in range(2)
+            ]
+            server.wait_for(3)
+            code, _ = server.rpc()
+            server.open()
+            answers = [answer for stream in streams for answer in stream.result(30)]
+
+    codes = [answer.infer_response.parameters["grpc_status"].int64_param for answer in answers]
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert 6 == len(codes)
+    assert codes.count(0) >= 2
+    assert set(codes) == {0, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
+
+
 def raw_request(server: Held) -> socket.socket:
     """A REST request on a socket of its own."""
     data = json.dumps(body({}, 1)).encode()
@@ -198,6 +225,22 @@ def test_work_of_callers_that_leave_is_withdrawn(tmp_path: Path) -> None:
         )
         server.wait_for(2)
         call.cancel()
+        server.wait_for(1)
+
+    assert values == [0]
+
+
+def test_departure_behind_a_full_pipeline_is_noticed(tmp_path: Path) -> None:
+    """Nothing is read of it then: its state tells, once a second."""
+    values: list[float] = []
+    with held(tmp_path, values) as server:
+        peer = raw_request(server)
+        data = json.dumps(body({}, 1)).encode()
+        head = "POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\n"
+        request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+        peer.sendall(request * 80)
+        server.wait_for(65)
+        peer.close()
         server.wait_for(1)
 
     assert values == [0]

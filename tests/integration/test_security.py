@@ -25,6 +25,7 @@ from support.server_worker import (
 
 from hloserve import Client
 from hloserve.cli.main import run
+from hloserve.client.streaming import InferStream
 from hloserve.core.errors import (
     BadRequest,
     ConfigProblem,
@@ -431,6 +432,35 @@ def test_certificates_and_tokens_change_under_way(
     told = [record.getMessage() for record in caplog.records]
     assert "calls_refused" in told
     assert not any(token in caplog.text for token in (INFER, ADMIN, OTHER))
+
+
+def _ask_again(stream: InferStream) -> None:
+    stream.send("scale", {"x": rows(1.0)})
+    list(stream)
+
+
+def test_streams_end_with_the_token_that_they_began_with(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """Those of other tokens go on."""
+    tokens = _secret(tmp_path)
+    write_scale(tmp_path / "models")
+    settings = {"access.tokens_file": str(tokens), **_tls(authority.issue("first"))}
+    with running_worker(tmp_path / "models", settings=settings) as worker:
+        asked = [_ask_with(worker, authority, token) for token in (INFER, ADMIN)]
+        with asked[0] as gone, asked[1] as kept, gone.stream() as ending, kept.stream() as going:
+            for stream in (ending, going):
+                stream.send("scale", {"x": rows(1.0)})
+                next(iter(stream))
+            tokens.write_text(f"ops admin {ADMIN}\n")
+            _look(worker)
+            grpc_server = worker.worker._listeners._grpc
+            worker.on_loop(grpc_server.sweep)
+            worker.on_loop(grpc_server.flush)
+            going.send("scale", {"x": rows(1.0)})
+            assert rows(2.0).tobytes() == next(iter(going)).outputs["y"].tobytes()
+            with pytest.raises(Unauthenticated):
+                _ask_again(ending)
 
 
 @pytest.mark.parametrize("is_admin_asked", [True, False])

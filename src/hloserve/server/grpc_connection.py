@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
-from hloserve.core.errors import Cancelled
+from hloserve.core.errors import Cancelled, HloserveError
 from hloserve.core.logging import log_event
 from hloserve.core.requests import NEVER_NS
 from hloserve.server.grpc_call import Handler, Rpc, Unpacked
@@ -27,6 +27,7 @@ from hloserve.wire.grpc_events import (
     ServerEvent,
 )
 from hloserve.wire.grpc_framing import Message, PackedMessage
+from hloserve.wire.grpc_request import path_and_token
 from hloserve.wire.grpc_server import GrpcServerConnection
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self.http2.on_late = self._late
         self.full_streams: list[StreamingRpc] = []
         self._watch = Watch(server.now_ns())
+        self._rules: object = server.guard and server.guard.rules
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -262,6 +264,7 @@ class Connection(asyncio.BufferedProtocol):
         """Look at the clock on behalf of this connection; called about once a second."""
         http2, watch = self.http2, self._watch
         http2.replenish()
+        self._check_streams()
         verdict = watch.judge(now_ns, timeouts, http2, is_paused=self._is_paused)
         if verdict is Verdict.ABORT:
             self.abort()
@@ -275,6 +278,18 @@ class Connection(asyncio.BufferedProtocol):
         elif verdict is Verdict.PING:
             http2.ping()
             self.flush()
+
+    def _check_streams(self) -> None:
+        """End the streams whose token is not valid any more, or not for them."""
+        guard = self._server.guard
+        if guard is None or guard.rules is self._rules:
+            return
+        self._rules = guard.rules
+        for rpc in self.http2.streams():
+            try:
+                guard.check(*path_and_token(rpc.headers))
+            except HloserveError as error:
+                cast(StreamingRpc, rpc).break_off(error)
 
     def _leave(self, transport: asyncio.Transport) -> None:
         """Close when the peer has read what was sent, which it shows by closing first.

@@ -151,12 +151,13 @@ class StreamingRpc(Rpc):
         try:
             self.connection.http2.keep(self.stream_id, len(message) + _MESSAGE_COST_BYTES)
         except HloserveError as error:
-            self._break(error)
+            self.break_off(error)
             return
         if is_packed:
             self._deliver()
 
-    def _break(self, error: Exception) -> None:
+    def break_off(self, error: Exception) -> None:
+        """For the connection: the call may not go on."""
         self._waiting.clear()
         self.fail(error)
         if self.on_cancel is not None:
@@ -232,7 +233,7 @@ class StreamingRpc(Rpc):
                 counted_bytes = len(unpacked) if is_counted else 0
                 connection.http2.take(self.stream_id, counted_bytes - len(message))
             except Exception as problem:  # noqa: BLE001  # the edge of a call: fail logs it
-                self._break(problem)
+                self.break_off(problem)
                 return
             self._deliver()
 

@@ -11,13 +11,28 @@ HTTP/1.0 has no interim responses: such a peer is answered as if it waited.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 
-__all__ = ["probe_peer"]
+__all__ = ["PROBE", "has_ended", "probe_peer"]
 
-_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_S = 0.05
 _LONGEST_S = 10.0
+_CLOSE_WAIT, _CLOSED = 8, 7
+"""States of TCP: the peer has ended its side; it has reset the connection."""
+
+
+def has_ended(transport: asyncio.Transport) -> bool:
+    """Tell, while nothing is read, whether the peer's side of a TCP connection has ended.
+
+    The end of a stream shows only behind what has not been read; the state of the connection tells.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state in (_CLOSE_WAIT, _CLOSED)
 
 
 def probe_peer(
@@ -33,6 +48,6 @@ def probe_peer(
     if transport.is_closing():
         return
     if may_write():
-        transport.write(_PROBE)
+        transport.write(PROBE)
     following_s = min(2 * delay_s, _LONGEST_S)
     asyncio.get_running_loop().call_later(delay_s, probe_peer, transport, may_write, following_s)

@@ -7,6 +7,7 @@ second. What does not: reading and writing (`hloserve.server.rest_transport`). L
 import asyncio
 from dataclasses import dataclass
 
+from hloserve.server.rest_half_closed import PROBE, has_ended
 from hloserve.wire.http1_server import HttpServerConnection, Phase
 
 __all__ = ["HttpTimeouts", "Timed"]
@@ -77,6 +78,8 @@ class Timed:
             self._check_reader(transport, now_ns)
         elif (self._phase == Phase.IDLE and self._http.has_pending) or not self._is_reading:
             self._since_ns = now_ns  # it is the peer who waits for us
+            if not self._is_reading and has_ended(transport):
+                self._check_peer(transport)
         elif (now_ns - self._since_ns) / 1e9 > self._patience_s():
             self._give_up(transport)
 
@@ -94,6 +97,13 @@ class Timed:
             text = f"the request's {what} did not arrive within {self._patience_s():g} s"
             self._http.refuse(408, text)
             self.advance()
+
+    def _check_peer(self, transport: asyncio.Transport) -> None:
+        """See whether a peer that sends nothing more is still there, though nothing is read."""
+        if not transport.can_write_eof():  # over TLS it has left
+            transport.abort()
+        elif self._http.knows_interim and self._phase == Phase.IDLE and not self._is_write_paused:
+            transport.write(PROBE)
 
     def _check_reader(self, transport: asyncio.Transport, now_ns: int) -> None:
         """Cut a peer off that takes nothing of its response."""

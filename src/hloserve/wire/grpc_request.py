@@ -22,7 +22,15 @@ from hloserve.wire.grpc_headers import (
 )
 from hloserve.wire.status import grpc_code
 
-__all__ = ["CallGuard", "GuardedHeadReader", "HeadReader", "NotGrpc", "RequestHead", "refusal_of"]
+__all__ = [
+    "CallGuard",
+    "GuardedHeadReader",
+    "HeadReader",
+    "NotGrpc",
+    "RequestHead",
+    "path_and_token",
+    "refusal_of",
+]
 
 M = TypeVar("M")
 
@@ -184,6 +192,12 @@ class GuardedHeadReader(HeadReader[M]):
         if self._guard.check(path, token):
             self._head, self._rules, self._token, self._token_at = head, rules, token, at
         return found
+
+
+def path_and_token(headers: Headers) -> tuple[bytes, bytes | None]:
+    """What a guard looks at in the headers of a call that was let in."""
+    fields = dict(headers)
+    return fields.get(b":path", b""), fields.get(_AUTHORIZATION)
 
 
 def refusal_of(error: HloserveError) -> list[Header]:
