@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import pytest
 from support.engine_models import FakeLoop
+from support.engine_programs import program_of
 from support.server_worker import write_scale
 
 from hloserve.config import load
 from hloserve.config.schema import RuntimeConfig
-from hloserve.core.errors import BackendFailed, BundleProblem
+from hloserve.core.errors import BackendFailed, BundleProblem, ConfigProblem
 from hloserve.engine.backend import Backend
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.models.repository_look import Look
@@ -111,3 +112,44 @@ def test_cpu_device_runs_ahead_when_several_dispatches_are_wanted(
     backend = open_backend(RuntimeConfig(dispatches_in_flight=in_flight))
 
     assert (backend.platform, backend.runs_ahead) == ("cpu", expected)
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(
+    ("config", "at"),
+    [
+        (RuntimeConfig(backend="cuda", numerics="tf32"), "runtime.numerics"),
+        (RuntimeConfig(compile_options={"xla_none": 1}), "runtime.compile_options"),
+    ],
+    ids=["tf32", "option"],
+)
+def test_settings_that_the_device_cannot_honour_end_the_start(
+    config: RuntimeConfig, at: str
+) -> None:
+    """The CPU in place of a GPU has no TF32 either, and nothing is ignored in silence."""
+    with pytest.raises(ConfigProblem) as caught:
+        open_backend(config)
+
+    assert at == caught.value.at
+
+
+@pytest.mark.xla
+def test_compile_settings_reach_the_device(caplog: pytest.LogCaptureFixture) -> None:
+    """Rewrites are off with one setting; a cache without a directory stays off, with a warning."""
+    caplog.set_level(logging.WARNING, logger="hloserve")
+    convolution = program_of(
+        """module @m { func.func public @main(%x: tensor<1x2x3xf32>, %k: tensor<2x2x1xf32>)
+          -> tensor<1x2x3xf32> {
+          %y = stablehlo.convolution(%x, %k)
+            dim_numbers = [b, f, 0]x[o, i, 0]->[b, f, 0], window = {}
+            {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+            : (tensor<1x2x3xf32>, tensor<2x2x1xf32>) -> tensor<1x2x3xf32>
+          return %y : tensor<1x2x3xf32> } }"""
+    )
+
+    on = open_backend(RuntimeConfig())
+    off = open_backend(RuntimeConfig(program_rewrites=False, autotune_cache=True))
+
+    assert {"pointwise convolution": 1} == on.compile(convolution, "m").notes.rewrites
+    assert {} == off.compile(convolution, "m").notes.rewrites
+    assert "autotune_cache_off" in caplog.text
