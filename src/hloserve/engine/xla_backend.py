@@ -351,11 +351,9 @@ class XlaBackend(Backend):
 
     @override
     def pin(self, memory: Array) -> bool:
-        if self._platform == "cpu":
-            return False
         try:
             self._client.dma_map(memory.ctypes.data, memory.nbytes)
-        except (_XlaRuntimeError, AttributeError):  # not every plugin and version has it
+        except (_XlaRuntimeError, AttributeError):  # not every platform and version has it
             return False
         return True
 

@@ -396,3 +396,23 @@ def test_int64_zero_rank_constant(backend: XlaBackend) -> None:
         return %0 : tensor<i64> }} }}"""
     (out,) = _run(backend, _compile(backend, text))
     assert (out.dtype, int(out)) == (I64.numpy, 2**40)
+
+
+def test_cpu_needs_no_pinned_memory(backend: XlaBackend) -> None:
+    """It computes with host memory as it is; asking harms nothing."""
+    memory = np.zeros(4096, np.uint8)
+
+    assert not backend.pin(memory)
+    backend.unpin(memory)
+
+
+def test_failure_of_a_device_that_runs_ahead_is_told_at_the_latest_by_fetching() -> None:
+    """Starting the copy to the host says nothing, so that there is one place that does."""
+    ahead = XlaBackend("cpu", runs_ahead=True)
+    buffers = ahead.to_device([np.zeros(3, np.float32)])
+    ahead.free(buffers)
+
+    ahead.begin_to_host(buffers)
+
+    with pytest.raises(BackendFailed):
+        ahead.to_host(buffers)
