@@ -130,15 +130,22 @@ register_meta_model(run=run)
 """
 
 
-def test_fault_of_the_author_is_in_the_log_with_its_line(tmp_path: Path) -> None:
-    """The caller is given the id to look it up by."""
-    root = tmp_path / "repository"
+def test_what_is_wrong_is_told_to_who_can_mend_it(tmp_path: Path) -> None:
+    """A broken sub-model to the caller; a fault of the author to the log, with its line."""
+    root = _write_both(tmp_path / "repository")
+    (root / "affine" / "weights.safetensors").write_bytes(b"not weights")
     _write_meta(root, "bad", FAILING, calls=[])
     with server_process(root, tmp_path) as server:
-        with Client(server.grpc) as client, pytest.raises(Exception, match="request id") as told:
-            client.infer("bad", {"x": X})
+        with Client(server.grpc) as client:
+            assert not client.is_model_ready("sum")
+            text = "meta 'sum': call to 'affine': model 'affine' is not ready"
+            with pytest.raises(Unavailable, match=text):
+                client.infer("sum", {"x": X})
+            with pytest.raises(HloserveError, match="request id") as told:
+                client.infer("bad", {"x": X})
         server.terminate()
 
+    assert any(record["event"] == "sub_model_missing" for record in server.log)
     (line,) = [record for record in server.log if record["event"] == "internal_error"]
     assert str(line["request_id"]) in str(told.value)
     assert "run hook of model 'bad' failed: model.py:5: NameError" in json.dumps(line)
@@ -234,17 +241,3 @@ def _rename_and_come_back(server: ServerProcess, repository: Path) -> None:
         shutil.copytree(repository / "other", repository / "affine")
         _wait_for(lambda: "READY" == _index(server)["sum"])
         assert np.allclose(client.infer("sum", {"x": X})["y"], 2)
-
-
-def test_broken_sub_model_makes_it_unavailable(tmp_path: Path) -> None:
-    """The reason is the sub-model's, and is told to who asks."""
-    root = tmp_path / "repository"
-    bundle = write_affine(root)
-    (bundle / "weights.safetensors").write_bytes(b"not weights")
-    _write_meta(root)
-    with server_process(root, tmp_path) as server, Client(server.grpc) as client:
-        assert not client.is_model_ready("sum")
-        text = "meta 'sum': call to 'affine': model 'affine' is not ready"
-        with pytest.raises(Unavailable, match=text):
-            client.infer("sum", {"x": X})
-        assert any(record["event"] == "sub_model_missing" for record in server.log)
