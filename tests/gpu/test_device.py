@@ -4,7 +4,6 @@ What backends do by themselves is in `tests/contract/test_backend.py`, which als
 """
 
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,29 +17,29 @@ from hloserve.engine.assembly import StagingArea
 from hloserve.engine.backend import Backend
 from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.dispatcher import Dispatcher
+from hloserve.engine.programs.numerics import NumericsMode
+from hloserve.engine.programs.tf32_probe import ProbeResult, classify
 from hloserve.engine.scheduling.discipline import Fifo
 from hloserve.engine.scheduling.queued_request import QueuedRequest, build_requests
 from hloserve.engine.scheduling.scheduler import Scheduler
+from hloserve.engine.xla_backend import XlaBackend
 
 pytestmark = pytest.mark.xla
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+def backend(request: pytest.FixtureRequest) -> XlaBackend:
     """Each device in turn."""
-    xla_backend = pytest.importorskip("hloserve.engine.xla_backend")
     if request.param == "gpu":
-        yield request.getfixturevalue("gpu_backend")
-    else:
-        yield xla_backend.XlaBackend("cpu", runs_ahead=True)
+        device: XlaBackend = request.getfixturevalue("gpu_backend")
+        return device
+    return XlaBackend("cpu", runs_ahead=True)
 
 
 @pytest.fixture(scope="module")
-def gpu_backend(gpu: str) -> Backend:
+def gpu_backend(gpu: str) -> XlaBackend:
     """The GPU alone."""
-    xla_backend = pytest.importorskip("hloserve.engine.xla_backend")
-    device: Backend = xla_backend.XlaBackend(gpu)
-    return device
+    return XlaBackend(gpu)
 
 
 FACTORS = (1.0, -0.5)
@@ -101,6 +100,17 @@ def test_device_goes_on_after_a_wrong_call(backend: Backend, models: list[Device
     (y,) = backend.to_host(backend.execute(model.executables[()][1], [*inputs, *model.weights]))
 
     np.testing.assert_allclose(y, np.tanh(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["auto", "f32"])
+def test_products_are_computed_as_the_numerics_say(backend: XlaBackend, mode: NumericsMode) -> None:
+    """Mode `f32` is float32 bit for bit; without it a GPU may use TF32, and nothing in between."""
+    result = classify(backend.probe(mode))
+
+    if mode == "f32" or backend.platform == "cpu":
+        assert result is ProbeResult.EXACT
+    else:
+        assert result in (ProbeResult.EXACT, ProbeResult.TF32)
 
 
 @pytest.mark.gpu
