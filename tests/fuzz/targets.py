@@ -200,7 +200,7 @@ def fuzz_messages(data: bytes) -> None:
 
 
 def _read_messages(pieces: list[bytes]) -> list[bytes]:
-    reader = MessageReader(2**16, has_gzip=True, keeps_packed=True)
+    reader = MessageReader(2**16, has_coding=True, keeps_packed=True)
     messages: list[bytes] = []
     try:
         for piece in pieces:

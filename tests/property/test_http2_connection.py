@@ -148,7 +148,7 @@ def test_messages_do_not_depend_on_how_they_are_cut(
         prefixed(gzip.compress(message), 1) if packed else prefixed(message)
         for message, packed in messages
     )
-    reader = MessageReader(1000, has_gzip=True)
+    reader = MessageReader(1000, has_coding=True)
 
     got = [message for piece in _pieces(data, cuts) for message in reader.feed(piece)]
 
@@ -160,7 +160,7 @@ def test_messages_do_not_depend_on_how_they_are_cut(
 @given(st.lists(st.binary(max_size=40), max_size=10))
 def test_a_reader_raises_only_our_errors(pieces: list[bytes]) -> None:
     """Random bytes are messages or a bad request."""
-    reader = MessageReader(1000, has_gzip=True)
+    reader = MessageReader(1000, has_coding=True)
     try:
         for piece in pieces:
             reader.feed(piece)

@@ -273,9 +273,9 @@ class GrpcClientConnection(Http2Connection):
             self._abandon(event.stream_id, code, f"the answer is not gRPC: {shown}", found)
         elif event.end_stream:
             self._end(event.stream_id, (), found)
-        elif fields.get(b"grpc-encoding") == b"gzip":
+        elif fields.get(b"grpc-encoding") in (b"gzip", b"deflate"):
             limit = self.limits.max_recv_msg_bytes
-            call.reader = MessageReader(limit, has_gzip=True, setting=_SETTING)
+            call.reader = MessageReader(limit, has_coding=True, setting=_SETTING)
             call.is_untouched = False
 
     def _take_other(self, event: Event, found: list[ClientEvent]) -> None:

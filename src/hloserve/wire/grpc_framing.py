@@ -48,7 +48,8 @@ VIEW_FROM_BYTES = 16_384
 """Below this a copy is cheaper than a view or a second call (at 300 bytes 40 ns against 150 ns)."""
 
 _PROOF_BYTES = 2**20
-_GZIP_WBITS = 31
+_WBITS = 32 + zlib.MAX_WBITS
+"""Both codings of gRPC that are read, gzip and deflate (zlib): their first bytes tell which."""
 _QUICK_PACKED_BYTES = 1024
 """Compressed messages up to here grow to a megabyte at most, which takes a few milliseconds."""
 
@@ -104,9 +105,9 @@ class PackedMessage(bytearray):
         Raises:
             Overloaded: the process has too many bytes in hand.
             BodyTooLarge: it is over the cap.
-            MalformedBody: it is no gzip.
+            MalformedBody: it is neither gzip nor deflate.
         """
-        return _gunzip(self, self.limit, self.setting, growth)
+        return _inflate(self, self.limit, self.setting, growth)
 
 
 class MessageReader:
@@ -114,7 +115,8 @@ class MessageReader:
 
     Args:
         limit: most bytes of one message, decompressed.
-        has_gzip: whether `grpc-encoding` is gzip; a compressed message is malformed otherwise.
+        has_coding: whether `grpc-encoding` is gzip or deflate; a compressed message is malformed
+            otherwise.
         setting: the configuration key that raises the limit, for the error text.
         keeps_packed: give back compressed messages as `PackedMessage`, but for short ones: for who
             has others to serve meanwhile.
@@ -125,15 +127,15 @@ class MessageReader:
     """
 
     __slots__ = (
-        "_announced", "_body", "_filled", "_head", "_memory", "_place", "has_gzip", "keeps_packed",
-        "limit", "pieces", "setting",
+        "_announced", "_body", "_filled", "_head", "_memory", "_place", "has_coding",
+        "keeps_packed", "limit", "pieces", "setting",
     )  # fmt: skip
 
     def __init__(
         self,
         limit: int,
         *,
-        has_gzip: bool = False,
+        has_coding: bool = False,
         setting: str = MAX_RECV_SETTING,
         keeps_packed: bool = False,
         memory: ReusedMemory | None = None,
@@ -141,7 +143,7 @@ class MessageReader:
         self.keeps_packed = keeps_packed
         self.pieces = 0
         self.limit = limit
-        self.has_gzip = has_gzip
+        self.has_coding = has_coding
         self.setting = setting
         self._head = b""
         self._body: bytearray | None = None
@@ -221,7 +223,7 @@ class MessageReader:
         flag, self._announced = _unpack_prefix(head)
         if flag > 1:
             raise MalformedBody(f"the compressed flag of a message is {flag}, expected 0 or 1")
-        if flag and not self.has_gzip:
+        if flag and not self.has_coding:
             raise MalformedBody("a message is marked compressed but there is no grpc-encoding")
         if self._announced > self.limit:
             raise BodyTooLarge(self.limit, self._announced, self.setting)
@@ -239,15 +241,15 @@ class MessageReader:
         return bytes(body) if len(body) < VIEW_FROM_BYTES else body
 
 
-def _gunzip(body: bytearray, limit: int, setting: str, growth: Growth | None) -> Message:
-    inflater = zlib.decompressobj(_GZIP_WBITS)
+def _inflate(body: bytearray, limit: int, setting: str, growth: Growth | None) -> Message:
+    inflater = zlib.decompressobj(_WBITS)
     packed = memoryview(body)
     message = bytearray()
     position, is_full = 0, False
     while not inflater.eof:
         piece = packed[position : position + _SLICE_BYTES]
         if not piece and not is_full:
-            raise MalformedBody("the gzip data of a message ends too early")
+            raise MalformedBody("the compressed data of a message ends too early")
         room = min(limit - len(message) + 1, _PIECE_BYTES)
         try:
             if growth is not None:
@@ -257,12 +259,12 @@ def _gunzip(body: bytearray, limit: int, setting: str, growth: Growth | None) ->
             message.clear()  # or the traceback keeps it
             raise
         except zlib.error as error:
-            raise MalformedBody(f"a message is not valid gzip: {error}") from error
+            raise MalformedBody(f"a message is not valid gzip or deflate data: {error}") from error
         message += unpacked
         is_full = len(unpacked) == room
         if len(message) > limit:
             raise BodyTooLarge(limit, None, setting)
         position += len(piece) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
     if position < len(packed):
-        raise MalformedBody("there is data after the gzip data of a message")
+        raise MalformedBody("there is data after the compressed data of a message")
     return bytes(message) if len(message) < VIEW_FROM_BYTES else message

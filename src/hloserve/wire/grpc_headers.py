@@ -36,7 +36,7 @@ Headers: TypeAlias = tuple[Header, ...]
 NO_TIMEOUT = -1
 """`parse_timeout_ns` of a request without a deadline."""
 
-_ACCEPTED = (b"grpc-accept-encoding", b"identity,gzip")
+_ACCEPTED = (b"grpc-accept-encoding", b"identity,deflate,gzip")
 OK_HEADERS: Final[list[Header]] = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 OK_TRAILERS: Final[list[Header]] = [(b"grpc-status", b"0")]
 

@@ -58,7 +58,7 @@ class RequestHead(NamedTuple, Generic[M]):
     """The headers of a call, read, but for the timeout."""
 
     method: M
-    has_gzip: bool
+    has_coding: bool
     is_streaming: bool
 
 
@@ -116,8 +116,8 @@ class HeadReader(Generic[M]):
             raise NotImplementedYet(f"method {path[:200].decode('ascii', 'replace')}")
         timeout = fields.get(_TIMEOUT)
         timeout_ns = NO_TIMEOUT if timeout is None else parse_timeout_ns(timeout)
-        has_gzip = _is_gzip(fields.get(b"grpc-encoding", b"identity"))
-        head = RequestHead(method, has_gzip, path in self._streaming)
+        has_coding = _is_coding(fields.get(b"grpc-encoding", b"identity"))
+        head = RequestHead(method, has_coding, path in self._streaming)
         names = [name for name, _ in headers]
         at = len(names) if timeout is None else names.index(_TIMEOUT)
         self._head, self._timeout_at = head, at
@@ -205,14 +205,14 @@ def refusal_of(error: HloserveError) -> list[Header]:
     return error_headers(grpc_code(error.code), str(error))
 
 
-def _is_gzip(encoding: bytes) -> bool:
-    """True for gzip, False for identity.
+def _is_coding(encoding: bytes) -> bool:
+    """True for gzip and deflate, False for identity.
 
     Raises:
         NotImplementedYet: any other; the answer's grpc-accept-encoding lists ours.
     """
     if encoding == b"identity":
         return False
-    if encoding == b"gzip":
+    if encoding in (b"gzip", b"deflate"):
         return True
     raise NotImplementedYet(f"grpc-encoding {encoding[:40].decode('ascii', 'replace')!r}")

@@ -223,7 +223,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         except HloserveError as error:
             self._answer_block(stream_id, refusal_of(error), has_ended=event.end_stream)
             return
-        method, has_gzip, is_streaming = head
+        method, has_coding, is_streaming = head
         rpc = self._make_stream() if is_streaming else self._make_rpc()
         self._rpcs[stream_id] = rpc
         rpc.stream_id = stream_id
@@ -233,9 +233,11 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
         rpc.message = b""
         rpc.is_delivered = False
         rpc.parts = None
-        if has_gzip or is_streaming:
+        if has_coding or is_streaming:
             limit = self.limits.max_recv_msg_bytes
-            reader = MessageReader(limit, has_gzip=has_gzip, keeps_packed=True, memory=self._memory)
+            reader = MessageReader(
+                limit, has_coding=has_coding, keeps_packed=True, memory=self._memory
+            )
             rpc.parts = RequestParts(reader, is_streaming=is_streaming)
             if is_streaming:
                 rpc.is_delivered = True

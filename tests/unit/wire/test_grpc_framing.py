@@ -1,6 +1,8 @@
 """Messages in a byte stream."""
 
 import gzip
+import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -101,22 +103,32 @@ def test_a_compressed_message_needs_an_encoding() -> None:
         MessageReader(10).feed(b"\1\0\0\0\0")
 
 
-def _compressed(message: bytes) -> bytes:
-    data = gzip.compress(message)
+def _compressed(message: bytes, compress: Callable[[bytes], bytes] = gzip.compress) -> bytes:
+    data = compress(message)
     return b"\1" + prefix_of(len(data))[1:] + data
 
 
-def test_gzip_is_decompressed() -> None:
-    """Compressed and plain messages may alternate on a stream that declares gzip."""
-    reader = MessageReader(100, has_gzip=True)
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+def test_gzip_and_deflate_are_decompressed(compress: Callable[[bytes], bytes]) -> None:
+    """Compressed and plain messages may alternate on a stream that declares a coding."""
+    reader = MessageReader(100, has_coding=True)
+    packed = _compressed(b"a" * 100, compress)
 
-    assert reader.feed(_compressed(b"a" * 100) + frame_message(b"b")) == [b"a" * 100, b"b"]
+    assert [b"a" * 100, b"b"] == reader.feed(packed + frame_message(b"b"))
+
+
+@pytest.mark.parametrize("size", [2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20])
+def test_what_unpacks_to_whole_pieces_is_complete(size: int) -> None:
+    """It comes out a mebibyte at a time, whatever is left inside when its input has ended."""
+    (message,) = MessageReader(2**23, has_coding=True).feed(_compressed(bytes(size)))
+
+    assert bytes(size) == bytes(message)
 
 
 def test_a_gzip_bomb_stops_at_the_cap() -> None:
     """Decompression ends when the cap is reached."""
     with pytest.raises(BodyTooLarge) as caught:
-        MessageReader(100_000, has_gzip=True).feed(_compressed(bytes(50_000_000)))
+        MessageReader(100_000, has_coding=True).feed(_compressed(bytes(50_000_000)))
 
     assert caught.value.got_bytes is None
 
@@ -128,7 +140,7 @@ def test_broken_gzip_is_malformed(fault: str) -> None:
     body = {"garbage": b"\x00" * 30, "cut": data[:-9], "trailing": data + b"x"}[fault]
 
     with pytest.raises(MalformedBody):
-        MessageReader(1000, has_gzip=True).feed(b"\1" + prefix_of(len(body))[1:] + body)
+        MessageReader(1000, has_coding=True).feed(b"\1" + prefix_of(len(body))[1:] + body)
 
 
 LONG = 3 * 2**20
