@@ -1,5 +1,6 @@
 """Weights that come when they are needed and go for others."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -459,6 +460,36 @@ def test_pin_that_finds_no_memory_changes_nothing(tmp_path: Path) -> None:
             under_test.cache.set_floor(a, Floor.DEVICE)
 
         assert Floor.UNPINNED is under_test.cache.status().models[a].floor
+
+
+def test_new_name_has_the_floor_that_is_set_for_it(tmp_path: Path) -> None:
+    """Without one, that of the device; where a controller decides, its floor stays."""
+    with shelf(tmp_path) as under_test:
+        a = under_test.admit("a", floor=Floor.SYSTEM)
+
+        under_test.cache.renamed(a, Floor.DEVICE)
+        assert {"a"} == under_test.resident
+        under_test.cache.renamed(a, None)
+        assert Floor.UNPINNED is under_test.cache.status().models[a].floor
+        under_test.cache.discard(a)
+        under_test.cache.renamed(a, Floor.DEVICE)
+    with shelf(tmp_path, is_external=True) as under_test:
+        a = under_test.admit("a")
+
+        under_test.cache.renamed(a, Floor.DEVICE)
+
+        assert Floor.UNPINNED is under_test.cache.status().models[a].floor
+
+
+def test_compaction_passes_over_what_cannot_be_loaded_again(tmp_path: Path) -> None:
+    """Its next request is told why."""
+    with shelf(tmp_path, 2) as under_test:
+        a, b = under_test.admit("a"), under_test.admit("b")
+        os.truncate(tmp_path / "a.safetensors", 8)
+
+        assert 1 == under_test.cache.compact([a, b])
+
+        assert {"b"} == under_test.resident
 
 
 def test_floor_of_a_model_that_is_not_here_is_an_error(tmp_path: Path) -> None:
