@@ -60,7 +60,9 @@ class XlaContender:
         self._backend = XlaBackend("cpu", compiling=settings)
         self._model = load_model(bundle, self._backend, LoadOptions(batch_sizes=(size,)))
         device = self._model.device
-        arrays = [np.ascontiguousarray(inputs[spec.name]) for spec in device.inputs]
+        arrays = [
+            np.ascontiguousarray(inputs[spec.name], spec.dtype.numpy) for spec in device.inputs
+        ]
         self._executable = device.executables[device.variant_of(arrays)][size]
         self._arguments = [*self._backend.to_device(arrays), *device.weights]
         self.output = self._compute()

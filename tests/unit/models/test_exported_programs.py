@@ -1,7 +1,9 @@
 """Programs as jax exports them, not as we would write them."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -14,8 +16,11 @@ from support.models_bundles import replace_in
 from hloserve.bundle import IOSpec, write_bundle
 from hloserve.core.errors import ProgramProblem
 from hloserve.core.tensors import Array
+from hloserve.engine.programs.compiling import CompileSettings
+from hloserve.engine.programs.executable_cache import ExecutableCache
+from hloserve.engine.programs.numerics import NumericsMode
 from hloserve.engine.xla_backend import XlaBackend
-from hloserve.models.loader import load_model
+from hloserve.models.loader import LoadOptions, load_model
 from hloserve.models.model import Model
 
 pytestmark = pytest.mark.xla
@@ -34,6 +39,16 @@ OUTPUTS = [
 def backend() -> XlaBackend:
     """One CPU device for all tests of the file."""
     return XlaBackend("cpu")
+
+
+@pytest.fixture
+def tf32_variable() -> Iterator[None]:
+    """A variable that mode f32 sets in this process, as it was afterwards."""
+    before = os.environ.get("NVIDIA_TF32_OVERRIDE")
+    yield
+    os.environ.pop("NVIDIA_TF32_OVERRIDE", None)
+    if before is not None:
+        os.environ["NVIDIA_TF32_OVERRIDE"] = before
 
 
 def _classify(image: jax.Array, kernel: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -146,3 +161,24 @@ print("equal")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+
+
+@pytest.mark.parametrize("mode", ["auto", "f32"])
+@pytest.mark.usefixtures("tf32_variable")
+def test_model_knows_what_was_done_to_its_programs(tmp_path: Path, mode: NumericsMode) -> None:
+    """The effective numerics of a model are logged once, also when its programs were restored."""
+    backend = XlaBackend("cpu", compiling=CompileSettings(numerics=mode))
+    bundle = _write(tmp_path, {1: _export(1), 4: _export(4)})
+    options = LoadOptions(cache=ExecutableCache(tmp_path / "cache", 2**30))
+
+    cold, warm = (load_model(bundle, backend, options) for _ in range(2))
+
+    texts = {
+        "auto": "auto (f32: target lacks TF32)",
+        "f32": "f32 (pinned 1 dot_general, pinned 1 convolution)",
+    }
+    assert texts[mode] == cold.notes.numerics
+    assert (0, 2) == (cold.restored_programs, warm.restored_programs)
+    assert cold.notes == warm.notes
+    cold.free()
+    warm.free()
