@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +32,9 @@ def cpu_seconds(pid: int) -> float:
     while waiting:
         process = Path("/proc", str(waiting.pop()))
         for task in (process / "task").iterdir():
-            nanoseconds += int((task / "schedstat").read_text().split()[0])
-            waiting += map(int, (task / "children").read_text().split())
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends just now
+                nanoseconds += int((task / "schedstat").read_text().split()[0])
+                waiting += map(int, (task / "children").read_text().split())
     return nanoseconds / 1e9
 
 
