@@ -5,11 +5,13 @@ What lives here: pure decisions over errors, and telling who waits. What does no
 """
 
 import errno
+from collections.abc import Coroutine
+from typing import Any
 
 from hloserve.core.errors import NotPossibleNow
-from hloserve.core.tickets import Ticket
+from hloserve.core.tickets import Call, Ticket
 
-__all__ = ["RETRY_S", "may_pass", "reraise", "settle"]
+__all__ = ["RETRY_S", "may_pass", "run_alone", "settle"]
 
 RETRY_S = (5.0, 15.0, 60.0, 300.0)
 """Pauses between tries of a bundle for which there was no memory; the last one repeats."""
@@ -34,7 +36,11 @@ def settle(ticket: Ticket[None], name: str, error: Exception | None) -> None:
         ticket.fail(NotPossibleNow(f"model {name!r} cannot be loaded: {error}"))
 
 
-def reraise(_: None, error: Exception | None) -> None:
-    """Take the outcome of a call that may not fail: an error is our own fault, and the loop's."""
+def run_alone(coroutine: Coroutine[Ticket[Any], None, None]) -> None:
+    """Run a coroutine that nobody waits for; it must not fail: an error is our own fault."""
+    Call(coroutine, _reraise).step()
+
+
+def _reraise(_: None, error: Exception | None) -> None:
     if error is not None:
-        raise error
+        raise error  # the loop logs it

@@ -13,10 +13,9 @@ Rules.
    after a while.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import (
@@ -28,7 +27,7 @@ from hloserve.core.errors import (
     ShuttingDown,
 )
 from hloserve.core.requests import ModelState
-from hloserve.core.tickets import Call, Ticket
+from hloserve.core.tickets import Ticket
 from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
 from hloserve.engine.scheduling.scheduler import Scheduler
@@ -39,7 +38,8 @@ from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
-from hloserve.server.load_outcomes import RETRY_S, may_pass, reraise, settle
+from hloserve.server.load_groups import LoadGroups
+from hloserve.server.load_outcomes import RETRY_S, may_pass, run_alone, settle
 from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
 from hloserve.server.meta_relations import MetaRelations
 from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
@@ -90,6 +90,7 @@ class Repository:
         self._events = events
         self._settings = settings
         self._relations = MetaRelations(registry, events)
+        self._groups = LoadGroups(registry)
         self._quiet_ns = round(settings.quiet_s * 1e9)
         self._gone_ns = round(max(settings.gone_s, settings.quiet_s) * 1e9)
         self.look_soon: Callable[[], object] = lambda: None
@@ -265,21 +266,20 @@ class Repository:
         self._registry.set_loading(name)
         self._events.model_loading(name)
         self._later(SLOW_S, self._tell_slow, name, load, SLOW_S)
-        self._run(self._load(name, load))
+        run_alone(self._load(name, load))
 
     def _tell_slow(self, name: str, load: _Load, seconds: float) -> None:
         if self._loads.get(name) is load and not self._is_closed:
             self._events.model_slow(name, seconds)
             self._later(seconds, self._tell_slow, name, load, 2 * seconds)
 
-    def _run(self, coroutine: Coroutine[Ticket[Any], None, None]) -> None:
-        Call(coroutine, reraise).step()
-
     async def _load(self, name: str, load: _Load) -> None:
         assert self._loader is not None, "loads begin after the device is there"
         error: Exception | None = None
         try:
             loaded = await self._threads.run(self._loader, load.found, self._executables_of(name))
+            if self._registry.is_serving(name):
+                await self._groups.arrive(loaded.model, self._loads)
         except Exception as raised:  # noqa: BLE001  # the edge of a load: told
             error = raised
         else:
@@ -287,6 +287,7 @@ class Repository:
         if error is not None and self._is_memory_made(name, load, error):
             return
         del self._loads[name]
+        self._groups.look(self._loads)
         if error is None:
             self._tries.pop(name, None)
         else:
@@ -369,7 +370,7 @@ class Repository:
             return False
         load.has_made_room = True
         self._events.model_removed(name, "the device has no room for the old beside the new one")
-        self._retire(old, lambda: self._run(self._load(name, load)))
+        self._retire(old, lambda: run_alone(self._load(name, load)))
         return True
 
     def _retire(self, model: Model | None, then: Callable[[], object] | None = None) -> None:

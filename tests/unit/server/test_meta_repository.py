@@ -11,6 +11,7 @@ from support.server_worker import write_scale
 
 from hloserve.core.errors import ModelNotReady
 from hloserve.server.catalog import Catalog
+from hloserve.server.load_groups import LoadGroups, group_of
 
 RUN = "def run(inputs, call):\n    return call('a', inputs)\n"
 ALONE = "def run(inputs, call):\n    return inputs\n"
@@ -232,3 +233,70 @@ def test_unloading_alone_leaves_the_sub_models(under_test: RepositoryUnderTest) 
 
     assert ["removed m"] == under_test.settle()
     assert ["a", "b", "m"] == list(_index(under_test))
+
+
+def test_group_that_is_deployed_at_once_changes_at_once(under_test: RepositoryUnderTest) -> None:
+    """No request sees a new meta model with an old sub-model, or the other way round."""
+    old = {name: under_test.registry.get(name) for name in ("a", "b", "m")}
+    write_scale(under_test.root, "a", sizes=(1, 2), overwrite=True)
+    write_scale(under_test.root, "b", sizes=(1, 2), overwrite=True)
+    write_meta(under_test.root, RUN, "m", calls=("a", "b"), overwrite=True)
+
+    under_test.look()
+    under_test.look()
+    seen = set()
+    while under_test.repository.is_loading or under_test.repository.retiring:
+        under_test.loop.run_one()
+        seen.add(tuple(under_test.registry.get(name) is not old[name] for name in old))
+
+    assert {"reloaded a", "reloaded b", "reloaded m"} == set(under_test.heard.take())
+    assert {(True, True, True)} >= seen - {(False, False, False)}
+
+
+def test_new_version_waits_for_the_model_that_it_needs_first(
+    under_test: RepositoryUnderTest,
+) -> None:
+    """The old one serves until the new sub-model is there."""
+    old = under_test.registry.get("m")
+    write_meta(under_test.root, RUN, "m", calls=("c",), overwrite=True)
+    write_scale(under_test.root, "c")
+
+    under_test.look()
+    under_test.look()
+    while under_test.repository.is_loading:
+        under_test.loop.run_one()
+        has_changed = under_test.registry.get("m") is not old
+        assert under_test.registry.is_serving("c") or not has_changed
+
+    assert ("c",) == under_test.registry.get("m").manifest.calls
+
+
+def test_broken_model_of_a_group_keeps_no_other_waiting(under_test: RepositoryUnderTest) -> None:
+    """The rest is reloaded when its load has failed."""
+    write_scale(under_test.root, "a", sizes=(1, 2), overwrite=True)
+    write_meta(under_test.root, RUN, "m", calls=("a", "b"), overwrite=True)
+    (under_test.root / "b" / "weights.safetensors").write_bytes(b"not weights")
+
+    told = under_test.see()
+
+    assert {"reloaded a", "reloaded m", "failed b, old one serves"} == set(told)
+
+
+def test_models_that_do_not_belong_together_do_not_wait(under_test: RepositoryUnderTest) -> None:
+    """Whatever is ready first serves first."""
+    groups, get = LoadGroups(under_test.registry), under_test.registry.get
+
+    waiting = groups.arrive(get("b"), ["b", "m"])  # nobody knows yet whom the new m calls
+    before = waiting.is_settled
+    groups.arrive(get("m"), ["a", "b", "m"])
+    assert (False, True) == (before, waiting.is_settled)
+    assert groups.arrive(get("b"), ["a", "b", "m"]).is_settled
+
+
+def test_group_is_joined_by_whatever_calls_its_models() -> None:
+    """Two meta models that share one are one group; others are not of it."""
+    calls = [("m", ["a", "b"]), ("n", ["b"]), ("o", ["c"]), ("p", [])]
+
+    assert {"a", "b", "m", "n"} == group_of("n", calls)
+    assert {"c", "o"} == group_of("c", calls)
+    assert {"x"} == group_of("x", calls)
