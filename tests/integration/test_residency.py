@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.server_worker import ServerProcess, server_process
 
 from hloserve import Client, IOSpec, write_bundle
-from hloserve.core.errors import Unavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.xla]
 
@@ -128,29 +127,6 @@ def test_fifty_models_are_served_from_a_fifth_of_their_memory(server: ServerProc
     assert max(highest) - at_start < 0.4 * MODELS * WEIGHT_BYTES
 
 
-def test_pinned_models_stay_and_others_wait_for_a_controller(tmp_path: Path) -> None:
-    """With an outside controller, a model that is not on the device is refused and not ready."""
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    for number in (1, 2):
-        _write(repository, number)
-    node = _node(
-        tmp_path,
-        "runtime: {weight_cache_bytes: 32MiB, residency: external}\n"
-        "scheduler: {models: {m01: {residency: device}}}\n",
-    )
-    x = np.ones((1, 4), np.float32)
-    with (
-        server_process(repository, tmp_path, "--config", node) as server,
-        Client(server.grpc) as client,
-    ):
-        np.testing.assert_allclose(client.infer("m01", {"x": x})["y"], x, rtol=1e-3)
-        with pytest.raises(Unavailable, match="not on the device"):
-            client.infer("m02", {"x": x}, timeout_s=5)
-
-        assert (True, False) == (client.is_model_ready("m01"), client.is_model_ready("m02"))
-
-
 def _shared(name: str) -> list[Path]:
     return sorted(Path("/dev/shm").glob(f"hlow-{name}-*"))
 
@@ -182,31 +158,3 @@ def test_copy_that_a_killed_server_left_is_used_by_the_next(tmp_path: Path) -> N
     finally:
         for path in _shared(name):
             path.unlink()
-
-
-def test_changed_weights_are_never_served_as_if_they_were_the_old(tmp_path: Path) -> None:
-    """A file that is overwritten after the load is an error for those who need it read again."""
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    for number in (1, 2):
-        _write(repository, number)
-    node = _node(
-        tmp_path, f"runtime: {{weight_cache_bytes: {WEIGHT_BYTES}}}\nmodel_control_mode: static\n"
-    )
-    x = np.ones((1, 4), np.float32)
-    with (
-        server_process(repository, tmp_path, "--config", node) as server,
-        Client(server.grpc) as client,
-    ):
-        client.infer("m01", {"x": x})
-        path = repository / "m01" / "weights.safetensors"
-        content = bytearray(path.read_bytes())
-        content[-4:] = b"\0\0\0\0"
-        with path.open("r+b") as file:
-            file.write(content)
-        np.testing.assert_allclose(client.infer("m01", {"x": x})["y"], x, rtol=1e-3)
-        np.testing.assert_allclose(client.infer("m02", {"x": x})["y"], 2 * x, rtol=1e-3)
-
-        with pytest.raises(Unavailable, match="changed after the model was loaded"):
-            client.infer("m01", {"x": x}, timeout_s=5)
-        np.testing.assert_allclose(client.infer("m02", {"x": x})["y"], 2 * x, rtol=1e-3)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.server_worker import RunningWorker, fake_program, rows, running_worker
 
 from hloserve import Client, IOSpec, write_bundle
+from hloserve.core.errors import Unavailable
 from hloserve.engine.fake_backend import FakeBackend
 
 pytestmark = pytest.mark.integration
@@ -132,3 +133,43 @@ def test_fraction_of_zero_has_everything_on_the_device(tmp_path: Path) -> None:
 
         assert ("worker_weight_cache_max_bytes", "") not in found
         assert found["worker_models_failed", ""] > 0
+
+
+def test_others_than_the_pinned_models_wait_for_a_controller(tmp_path: Path) -> None:
+    """With an outside controller, a model that is not on the device is refused and not ready."""
+    for number, name in enumerate(("pinned", "other"), 1):
+        _write(tmp_path, name, number)
+    settings = {
+        "runtime.weight_cache_bytes": 4 * WEIGHT_BYTES,
+        "runtime.residency": "external",
+        "scheduler.models": {"pinned": {"residency": "device"}},
+    }
+    with running_worker(tmp_path, None, settings) as worker, _client(worker) as client:
+        assert 1 == _factor(client, "pinned")
+        with pytest.raises(Unavailable, match="not on the device"):
+            _factor(client, "other")
+        assert (True, False) == (client.is_model_ready("pinned"), client.is_model_ready("other"))
+
+        client.control.set_residency("other", "device")
+
+        assert 2 == _factor(client, "other")
+        assert client.is_model_ready("other")
+
+
+def test_changed_weights_are_never_served_as_if_they_were_the_old(tmp_path: Path) -> None:
+    """A file that is written after the load is an error for those who need it read again."""
+    for number, name in enumerate("ab", 1):
+        _write(tmp_path, name, number)
+    settings = {"runtime.weight_cache_bytes": WEIGHT_BYTES, "model_control_mode": "static"}
+    with running_worker(tmp_path, None, settings) as worker, _client(worker) as client:
+        assert 1 == _factor(client, "a")
+        path = tmp_path / "a" / "weights.safetensors"
+        content = path.read_bytes()
+        with path.open("r+b") as file:
+            file.write(content[:-4] + b"\0\0\0\0")
+        assert [1, 2] == [_factor(client, name) for name in "ab"]
+
+        with pytest.raises(Unavailable, match="changed after the model was loaded"):
+            _factor(client, "a")
+
+        assert 2 == _factor(client, "b")
