@@ -15,6 +15,7 @@ Rules.
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class MetaRun(Calling):
         self._withdraw = withdraw
         self._scratch: Reservation | None = None
         self._waits_for: Reservation | None = None
-        self._has_scratch = False
+        self._asked_for_scratch = itertools.count()  # counts in one step, whichever thread asks
         self._task: _Task | None = None
 
     def execute(self) -> list[Array]:
@@ -188,12 +189,11 @@ class MetaRun(Calling):
 
     @override
     def take_scratch(self, wanted: Sequence[Wanted]) -> list[Array]:
-        if self._has_scratch:
+        if next(self._asked_for_scratch):
             raise RuntimeError(
                 "call.scratch was used before in this request; ask for all buffers at once:"
                 " call.scratch([(shape, dtype), ...])"
             )
-        self._has_scratch = True
         pool, nbytes = self._host.scratch, needed_bytes(wanted)
         if pool is None:
             return cut_arrays(fresh_memory(nbytes), wanted)
