@@ -352,11 +352,11 @@ class Scheduler:
                 return dispatch
             if self._phase is not _Phase.OPEN:
                 return None
-            self._sleep.begin(self._due_ns)
+            self._sleep.begin(self.due_ns)
         return None
 
-    def _due_ns(self) -> int:
-        """When the thread must look again at what is held back.
+    def due_ns(self) -> int:
+        """When the dispatch thread must look again at what is held back. Under the lock, or alone.
 
         While the loop runs a cheap batch the device is its own, and it comes for more after it.
         """
