@@ -34,8 +34,8 @@ class DeviceLost(Unavailable):
     """The device fails whatever it is asked; the worker ends, for its supervisor to start again."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(f"the device is lost, and the server ends: {reason}")
+        self.reason = reason  # for the log: callers need not know what a driver says
+        super().__init__("the device is lost, and this server ends; ask another one")
 
 
 class ModelNotReady(Unavailable):
