@@ -197,5 +197,5 @@ def test_what_could_be_decompressed_is_counted(server: ServerProcess) -> None:
     grown_mib = peak_mib(server) - before_mib
     print(f"+{grown_mib:.0f} MiB, worst {worst_s:.3f} s")  # noqa: T201  # what a long run is for
 
-    assert grown_mib < 3 * BUDGET_MIB
+    assert grown_mib < 4 * BUDGET_MIB
     _wait(lambda: _held(server) == 0, "bytes stay counted")

@@ -308,7 +308,8 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             parts.taken_bytes += len(message)
 
     def _count_frame(self, nbytes: int, events: Sequence[Event]) -> None:
-        """Count what has come of a frame that is not whole: ngh2 keeps it until then.
+        """Count what has come of a frame that is not whole: ngh2 keeps it until then, unless its
+        stream has ended.
 
         Args:
             nbytes: what has just been read.
@@ -318,6 +319,8 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             return
         brought = sum(len(event.data) for event in events if type(event) is DataReceived)
         before, kept = self._frame_bytes, self._frame_bytes + nbytes - brought
+        if all(rpc.has_ended for rpc in self._rpcs.values()):
+            kept = 0
         self._frame_bytes = max(0, min(kept, nbytes if events else kept, _FRAME_BYTES))
         more = _counted(self._frame_bytes) - _counted(before)
         try:
