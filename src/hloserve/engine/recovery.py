@@ -22,6 +22,7 @@ from hloserve.core.errors import (
     DeviceMemoryFull,
     HloserveError,
     Unavailable,
+    WeightsNotResident,
 )
 from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
@@ -69,6 +70,8 @@ class Recovery:
             Outputs of the whole batch, or None and an outcome for each request.
         """
         model, requests = dispatch.model, dispatch.requests
+        if isinstance(error, WeightsNotResident):  # refused, and perhaps often: nothing has failed
+            return None, [self._failure(error, model) for _ in requests]
         log_event(
             log, "dispatch_failed", level=logging.ERROR, error=error, model=model.name,
             requests=len(requests), rows=dispatch.rows, size=dispatch.size,
