@@ -35,8 +35,8 @@ from hloserve.engine.backend import Backend, Executable
 from hloserve.engine.device_model import DeviceModel, VariantKey
 from hloserve.engine.dispatcher import Post
 from hloserve.engine.programs.executable_cache import Compiled, ExecutableCache, compile_cached
-from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
 from hloserve.engine.programs.notes import merge_notes
+from hloserve.engine.programs.program_probe import ProbedReader, ProgramProbe
 from hloserve.engine.residency.floors import Floor
 from hloserve.engine.residency.placement import AllOnDevice, WeightsPlacement
 from hloserve.models.hook_file import Hooks, load_hooks, missing_hooks
@@ -159,6 +159,7 @@ def _load(bundle: Path, backend: Backend, options: LoadOptions, hears: Progress)
         placement=placement,
         restored_programs=sum(made.is_restored for made in compiled.values()),
         compiled={made.key: made.executable for made in compiled.values()},
+        notes=merge_notes(made.executable.notes for made in compiled.values()),
         labels=labels,
     )
 
@@ -167,7 +168,6 @@ def _assemble(
     bundle: Path,
     manifest: Manifest,
     device: DeviceModel,
-        notes=merge_notes(made.executable.notes for made in compiled.values()),
     hooks: Hooks | None,
     platform: str,
     warnings: tuple[str, ...],
@@ -281,6 +281,9 @@ def _compile(
             findings.append(f"{plan.name}: XLA cannot compile it: {error.reason}")
             cause = error
             continue
+        except ProgramProblem as problem:
+            findings += [f"{plan.name}: {finding}" for finding in problem.findings]
+            continue
         compiled[plan.variant, plan.size] = made
         elapsed_s = time.monotonic() - started
         hears.program_compiled(name, plan.name, elapsed_s, is_restored=made.is_restored)
@@ -296,6 +299,3 @@ def _by_variant(
     for (variant, size), made in compiled.items():
         executables.setdefault(variant, {})[size] = made.executable
     return executables
-        except ProgramProblem as problem:
-            findings += [f"{plan.name}: {finding}" for finding in problem.findings]
-            continue

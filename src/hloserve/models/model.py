@@ -80,9 +80,9 @@ class Model:
         labels: names of classes, by output.
         restored_programs: how many were not compiled, but came from the cache or an older model.
         compiled: its programs by the key of `Backend.cache_key`.
+        notes: what was done to its programs before they were compiled.
         uses: the requests that are being served with it.
         input_names: of the executable inputs, in program order.
-        notes: what was done to its programs before they were compiled.
         output_names: of the executable outputs, in program order.
         has_preprocess: a hook makes the executable inputs.
         has_postprocess: a hook makes the client-facing outputs.
@@ -105,10 +105,10 @@ class Model:
     labels: Labels = field(default_factory=dict, repr=False)
     restored_programs: int = 0
     compiled: Mapping[str, Executable] = field(default_factory=dict, repr=False)
+    notes: ProgramNotes = field(default=NO_NOTES, repr=False)
     uses: Uses = field(default_factory=Uses, repr=False)
     input_names: tuple[str, ...] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)
-    notes: ProgramNotes = field(default=NO_NOTES, repr=False)
     has_preprocess: bool = field(init=False)
     has_postprocess: bool = field(init=False)
     is_meta: bool = field(init=False)
