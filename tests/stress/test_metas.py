@@ -1,6 +1,6 @@
 """Meta models, plain models and hooks mixed, with callers that leave: nothing waits for itself.
 
-`HLOSERVE_STRESS_REQUESTS` sets how many requests there are; 100,000 take some minutes.
+`META_REQUESTS` sets how many requests there are; 100,000 take some minutes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from hloserve.core.tensors import Array
 
 pytestmark = pytest.mark.stress
 
-REQUESTS = int(os.environ.get("HLOSERVE_STRESS_REQUESTS", "3000"))
+REQUESTS = int(os.environ.get("META_REQUESTS", "3000"))
 AT_ONCE = 48
 CHANGES = 15
 
