@@ -85,7 +85,7 @@ def measure(target: Target, connections: int, streams: int, seconds: float) -> d
         "streams": streams,
         "seconds": seconds,
         "target": _GRPC_METHOD if is_grpc else "/v2/models/mlp/infer",
-        "body_hex": (grpc_body() if is_grpc else rest_body()).hex(),
+        "bodies_hex": [(grpc_body() if is_grpc else rest_body()).hex()],
     }
     before = counters(target)
     command = [sys.executable, "-m", "benchmarks.load", json.dumps(plan)]

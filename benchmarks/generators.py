@@ -82,7 +82,7 @@ def _own(
 ) -> Load:
     plan = {
         "kind": kind, "port": port, "connections": connections, "streams": streams,
-        "seconds": seconds, "target": target, "body_hex": body.hex(),
+        "seconds": seconds, "target": target, "bodies_hex": [body.hex()],
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.load", json.dumps(plan)]
     result = json.loads(subprocess.check_output(command, text=True))

@@ -11,7 +11,9 @@ import json
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ class LoadPlan:
         streams: requests in flight per connection; REST has one.
         seconds: measured time, after `warmup_s`.
         target: method path or URL path.
-        body_hex: the request message or body.
+        bodies_hex: request messages or bodies; each connection sends one of them, in turn.
     """
 
     kind: str
@@ -47,7 +49,7 @@ class LoadPlan:
     streams: int
     seconds: float
     target: str
-    body_hex: str
+    bodies_hex: Sequence[str]
     warmup_s: float = 0.5
 
 
@@ -80,9 +82,9 @@ class _Recorder:
 
 
 class _GrpcLoad(asyncio.Protocol):
-    def __init__(self, plan: LoadPlan, recorder: _Recorder) -> None:
+    def __init__(self, plan: LoadPlan, body: bytes, recorder: _Recorder) -> None:
         self._plan, self._recorder = plan, recorder
-        self._body = bytes.fromhex(plan.body_hex)
+        self._body = body
         self._http2 = GrpcClientConnection(f"{_HOST}:{plan.port}")
         self._started_ns: dict[int, int] = {}
 
@@ -119,11 +121,11 @@ class _GrpcLoad(asyncio.Protocol):
 
 
 class _RestLoad(asyncio.Protocol):
-    def __init__(self, plan: LoadPlan, recorder: _Recorder) -> None:
+    def __init__(self, plan: LoadPlan, body: bytes, recorder: _Recorder) -> None:
         self._recorder = recorder
         self._http1 = HttpClientConnection(f"{_HOST}:{plan.port}")
         self._plan = plan
-        self._body = bytes.fromhex(plan.body_hex)
+        self._body = body
         self._started_ns = 0
 
     @override
@@ -155,8 +157,13 @@ async def run_load(plan: LoadPlan) -> LoadResult:
     loop = asyncio.get_running_loop()
     recorder = _Recorder()
     kind = _GrpcLoad if plan.kind == "grpc" else _RestLoad
+    bodies = cycle(map(bytes.fromhex, plan.bodies_hex))
     transports = [
-        (await loop.create_connection(lambda: kind(plan, recorder), _HOST, plan.port))[0]
+        (
+            await loop.create_connection(
+                lambda: kind(plan, next(bodies), recorder), _HOST, plan.port
+            )
+        )[0]
         for _ in range(plan.connections)
     ]
     await asyncio.sleep(plan.warmup_s)

@@ -3,6 +3,7 @@
 It is small enough that the server, not the device, is what is measured.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def weights() -> list[tuple[str, Array]]:
     ]
 
 
-def write_mlp_bundle(repository: Path, name: str = "mlp") -> Path:
+def write_mlp_bundle(repository: Path, name: str = "mlp", sizes: Sequence[int] = SIZES) -> Path:
     """Write the bundle under `repository` and return its directory."""
     bundle = repository / name
     write_bundle(
@@ -51,7 +52,7 @@ def write_mlp_bundle(repository: Path, name: str = "mlp") -> Path:
         name,
         executable_inputs=[IOSpec("x", "f32", (1, 64), batch_axis=0)],
         executable_outputs=[IOSpec("y", "f32", (1, 10), batch_axis=0)],
-        modules={size: program_text(size) for size in SIZES},
+        modules={size: program_text(size) for size in sizes},
         weights=weights(),
     )
     return bundle

@@ -1,0 +1,1 @@
+"""Traffic on a device that is not there: disciplines, batch planning and residency, on a clock."""
