@@ -48,6 +48,7 @@ class ExportOptions(TypedDict, total=False):
             the features of the program.
         hook_file: path of the file to include as ``model.py``.
         assets: paths of more files to include, under their own names.
+        labels: which of them has the names of an output's classes, one per line, by output.
         description: free text for people.
         provenance: recorded in the manifest; wins over what is collected. None takes an entry out,
             such as ``exported_at``, without which the same export gives the same bytes.
@@ -79,6 +80,7 @@ class ExportOptions(TypedDict, total=False):
     target_version: str | None
     hook_file: str | os.PathLike[str] | None
     assets: Sequence[str | os.PathLike[str]]
+    labels: Mapping[str, str] | None
     description: str
     provenance: Mapping[str, object] | None
     overwrite: bool

@@ -186,6 +186,7 @@ def _write(source: Source, settings: Settings, export: _Export) -> None:
         provenance=_provenance(source, settings, export),
         description=settings.description,
         files=settings.files,
+        labels=settings.labels,
         overwrite=settings.overwrite,
         check=partial(_check_written, settings),
         dynamic_sizes=settings.batch_sizes if settings.is_dynamic else None,

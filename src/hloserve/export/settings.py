@@ -60,6 +60,7 @@ class Settings:
         output_names: None for the frontend's.
         output_batch_axes: None for those that follow from the program.
         files: hook file and assets, by name.
+        labels: names of classes: one of the files, by output.
         compile_options: of the framework; those that are not the default.
     """
 
@@ -78,6 +79,7 @@ class Settings:
     compile_options: Mapping[str, object]
     target_version: str | None
     files: Mapping[str, bytes]
+    labels: Mapping[str, str]
     description: str
     provenance: Mapping[str, object]
     overwrite: bool
@@ -99,6 +101,7 @@ def resolve_settings(source: Source, options: ExportOptions) -> Settings:
     batch_sizes, is_dynamic = _read_batch_sizes(options, findings)
     inputs = read_inputs(source, options, bool(batch_sizes), findings)
     letters = dict(options.get("axis_letters") or {})
+    files = _read_files(options, findings)
     resolved = Settings(
         directory=directory,
         name=name,
@@ -114,7 +117,8 @@ def resolve_settings(source: Source, options: ExportOptions) -> Settings:
         matmul_precision=_read_precision(options, findings),
         compile_options=check_compile_options(options.get("compile_options"), findings),
         target_version=_read_target(options, findings),
-        files=_read_files(options, findings),
+        files=files,
+        labels=_read_labels(options, files, findings),
         description=options.get("description", ""),
         provenance=_read_provenance(options, findings),
         overwrite=options.get("overwrite", False),
@@ -314,6 +318,22 @@ def _read_files(options: ExportOptions, findings: list[str]) -> dict[str, bytes]
         if name.endswith(".py"):
             findings += _check_syntax(option, path, files[name])
     return files
+
+
+def _read_labels(
+    options: ExportOptions, files: Mapping[str, bytes], findings: list[str]
+) -> Mapping[str, str]:
+    given: Any = options.get("labels") or {}
+    if not isinstance(given, Mapping):
+        findings.append(f"labels: must be a mapping of outputs to files, got {describe(given)}")
+        return {}
+    findings += [
+        f"labels: of output {output!r} are in {describe(file)}, which is not among the assets"
+        f" ({listing(files)}); add its path to them"
+        for output, file in given.items()
+        if not (isinstance(file, str) and file in files)
+    ]
+    return given
 
 
 def _check_syntax(option: str, path: Path, content: bytes) -> list[str]:

@@ -115,6 +115,21 @@ def test_destination_is_tried_first(place: str, tmp_path: Path) -> None:
     assert says in _findings(tmp_path, dir=where(tmp_path), overwrite=overwrite)
 
 
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (
+            {"y": "names.txt"},
+            "labels: of output 'y' are in 'names.txt' (str), which is not among the assets (none)",
+        ),
+        ("names.txt", "labels: must be a mapping of outputs to files, got 'names.txt' (str)"),
+    ],
+)
+def test_labels_that_are_no_assets_are_refused(labels: Any, says: str, tmp_path: Path) -> None:
+    """The bundle would name a file that it does not hold."""
+    assert says in _findings(tmp_path, labels=labels)
+
+
 @pytest.mark.xla
 def test_selection_that_fails_is_named(tmp_path: Path) -> None:
     """It runs while the model is traced, but it is no fault of the model."""

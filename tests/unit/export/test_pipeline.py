@@ -403,6 +403,7 @@ def test_client_specs_hook_and_assets_are_included(tmp_path: Path) -> None:
         batch_sizes=[1],
         hook_file=tmp_path / "hooks.py",
         assets=[tmp_path / "labels.txt"],
+        labels={"label": "labels.txt"},
         client_inputs=[IOSpec("image", "u8", (1, -1), 0)],
         client_outputs=[IOSpec("label", "i32", (1,), 0)],
         description="a test",
@@ -411,6 +412,7 @@ def test_client_specs_hook_and_assets_are_included(tmp_path: Path) -> None:
     manifest = load_manifest(report.directory)
     assert hooks == (report.directory / "model.py").read_text()
     assert "cat\n" == (report.directory / "labels.txt").read_text()
+    assert {"label": "labels.txt"} == manifest.labels
     assert "a test" == manifest.description
     assert manifest.client_inputs is not None
     assert "image: u8[n,?]" == str(manifest.client_inputs[0])

@@ -36,6 +36,7 @@ _READ: Mapping[str, tuple[Any, str]] = {
     "target_version": (_Text, "a version like '1.0.0'; quote it"),
     "hook_file": (_Text, "the path of a file"),
     "assets": (tuple[_Text, ...], "a list of paths"),
+    "labels": (dict[str, _Text], "a mapping from outputs to files among the assets"),
     "description": (str, "a text"),
     "provenance": (dict[str, Any], "a mapping"),
     "tolerance": (Annotated[float, Meta(gt=0, le=1)], "a number above 0 and up to 1"),
