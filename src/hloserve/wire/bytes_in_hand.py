@@ -11,9 +11,11 @@ Rules.
 2. What does not fit waits in the order of arrival, and is not read meanwhile, `_WAIT_NS` at most.
 3. A connection has half of the budget, or one request: nobody is kept out by one peer alone.
 4. While somebody waits, uploads that hardly move are refused, the largest first.
-5. What is there already, as its peer had credit for it, is counted over the limit, up to an eighth
+5. What has come for those who wait does not count against their own shares. If it is all there is,
+   the last of them are refused.
+6. What is there already, as its peer had credit for it, is counted over the limit, up to an eighth
    of it; beyond, it is refused. So that is the bound.
-6. Smaller requests are counted while they are incomplete, or wait for a stream's handler. Whole
+7. Smaller requests are counted while they are incomplete, or wait for a stream's handler. Whole
    ones are bounded by the cap on requests in flight.
 """
 
@@ -47,7 +49,7 @@ class BytesInHand:
     """The budget of one process.
 
     Args:
-        limit_bytes: most that requests hold together, but for the eighth of rule 5.
+        limit_bytes: most that requests hold together, but for the eighth of rule 6.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -58,6 +60,7 @@ class BytesInHand:
         self._share_bytes = limit_bytes // _SHARE_PARTS
         self._lock = threading.Lock()
         self._waiting: dict[Claim, None] = {}
+        self._waiting_bytes = 0
         self._unfinished: dict[Claim, None] = {}
         self._looked_ns = 0
 
@@ -82,6 +85,7 @@ class BytesInHand:
         if not self._waiting:
             return
         self._grant()  # what other threads gave back
+        self._settle()
         for claim in tuple(self._waiting):
             claim.waits_since_ns = claim.waits_since_ns or now_ns
             if now_ns - claim.waits_since_ns > _WAIT_NS:
@@ -96,6 +100,29 @@ class BytesInHand:
             f"requests hold {self.held_bytes} of {self.limit_bytes} bytes, and no room was made"
             f" in time; the server's setting is {_SETTING}; try again later"
         )
+
+    def _settle(self) -> None:
+        """When all that is held has come for those who wait, nobody else makes room for them.
+
+        So the last ones do.
+        """
+        for claim in reversed(tuple(self._waiting)):
+            if self.held_bytes > self._waiting_bytes or len(self._waiting) < 2:
+                return
+            if claim.nbytes:
+                self._refuse(claim)
+                self._grant()
+
+    def _wait(self, claim: "Claim") -> None:
+        self._waiting[claim] = None
+        self._waiting_bytes += claim.nbytes
+        claim.account.waiting_bytes += claim.nbytes
+
+    def _end_wait(self, claim: "Claim") -> None:
+        if claim in self._waiting:
+            del self._waiting[claim]
+            self._waiting_bytes -= claim.nbytes
+            claim.account.waiting_bytes -= claim.nbytes
 
     def _refuse(self, claim: "Claim") -> None:
         told = claim.told
@@ -114,10 +141,14 @@ class BytesInHand:
     def _try(self, claim: "Claim") -> bool:
         """Grant a claim if it fits."""
         account, needed = claim.account, claim.total_bytes - claim.nbytes
-        if account.held_bytes > claim.nbytes and account.held_bytes + needed > self._share_bytes:
+        others_bytes = account.held_bytes - account.waiting_bytes
+        if claim not in self._waiting:
+            others_bytes -= claim.nbytes
+        if others_bytes and others_bytes + claim.total_bytes > self._share_bytes:
             return False
         if not self._add(account, needed, self.limit_bytes):
             return False
+        self._end_wait(claim)
         claim.nbytes = claim.total_bytes
         return True
 
@@ -126,7 +157,6 @@ class BytesInHand:
         granted = []
         for claim in tuple(self._waiting):
             if self._try(claim):
-                del self._waiting[claim]
                 self._unfinished[claim] = None
                 granted.append(claim)
             elif self.held_bytes + claim.total_bytes - claim.nbytes > self.limit_bytes:
@@ -139,11 +169,12 @@ class BytesInHand:
 class Account:
     """What one connection holds of a budget."""
 
-    __slots__ = ("budget", "held_bytes")
+    __slots__ = ("budget", "held_bytes", "waiting_bytes")
 
     def __init__(self, budget: BytesInHand) -> None:
         self.budget = budget
         self.held_bytes = 0
+        self.waiting_bytes = 0
 
     def take(self, nbytes: int) -> None:
         """Count bytes that are here already. Any thread.
@@ -229,13 +260,14 @@ class Claim:
         budget = self.account.budget
         if total_bytes > budget.limit_bytes:
             raise BodyTooLarge(budget.limit_bytes, total_bytes, _SETTING)
+        budget._end_wait(self)
         self.total_bytes = total_bytes
         if not budget._waiting and budget._try(self):
             budget._unfinished[self] = None
         else:
             budget._unfinished.pop(self, None)
             self.waits_since_ns = 0
-            budget._waiting[self] = None
+            budget._wait(self)
             budget._grant(but=self)
 
     def came(self, nbytes: int) -> None:
@@ -245,15 +277,19 @@ class Claim:
             Overloaded: it waits, and too much has come all the same. Retryable.
         """
         self.came_bytes = nbytes
-        if nbytes > self.nbytes:
-            self.account.take(nbytes - self.nbytes)
+        more = nbytes - self.nbytes
+        if more > 0:
+            self.account.take(more)
             self.nbytes = nbytes
+            if not self.is_granted:
+                self.account.waiting_bytes += more
+                self.account.budget._waiting_bytes += more
             self.total_bytes = max(self.total_bytes, nbytes)
 
     def finish(self, nbytes: int) -> None:
         """Say that all of it is here, and how much that is."""
         budget = self.account.budget
-        budget._waiting.pop(self, None)
+        budget._end_wait(self)
         budget._unfinished.pop(self, None)
         excess = self.nbytes - nbytes
         self.nbytes = nbytes

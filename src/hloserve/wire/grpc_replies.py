@@ -60,6 +60,17 @@ class GrpcReplies(Http2Connection, Generic[M]):
         """Calls that have begun and are not answered."""
         return len(self._rpcs)
 
+    @property
+    def is_held_back(self) -> bool:
+        """True when all that the peer can send now would have to wait: read nothing more.
+
+        Not while another message of its may come: that one has to end first.
+        """
+        if not self.waiting:
+            return False
+        claims = (rpc.parts.claim for rpc in self._rpcs.values() if rpc.parts is not None)
+        return not any(claim is not None and claim.is_granted for claim in claims)
+
     def respond(self, stream_id: int, message: Message) -> None:
         """Answer a call: headers, one message, status OK."""
         rpc = self._rpcs.pop(stream_id, None)

@@ -138,17 +138,6 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             queued_bytes -= sum(self.unsent_bytes(rpc.stream_id) for rpc in self.streams())
         return queued_bytes
 
-    @property
-    def is_held_back(self) -> bool:
-        """True when all that the peer can send now would have to wait: read nothing more.
-
-        Not while another message of its may come: that one has to end first.
-        """
-        if not self.waiting:
-            return False
-        claims = (rpc.parts.claim for rpc in self._rpcs.values() if rpc.parts is not None)
-        return not any(claim is not None and claim.is_granted for claim in claims)
-
     def receive(self, data: bytes | bytearray | memoryview) -> list[ServerEvent[M]]:
         """Take bytes from the peer; `data` may be reused afterwards."""
         if not self.is_open or self.is_closed:
@@ -323,14 +312,18 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
             kept = 0
         self._frame_bytes = max(0, min(kept, nbytes if events else kept, _FRAME_BYTES))
         more = _counted(self._frame_bytes) - _counted(before)
-        try:
-            if more > 0:
+        if more < 0:
+            self._account.give(-more)
+        while more > 0:
+            try:
                 self._account.take(more)
-            elif more:
-                self._account.give(-more)
-        except Overloaded as error:
-            self._frame_bytes = before
-            self.close(ErrorCode.ENHANCE_YOUR_CALM, str(error))
+                return
+            except Overloaded as error:
+                if not self.waiting:
+                    self._frame_bytes = before
+                    self.close(ErrorCode.ENHANCE_YOUR_CALM, str(error))
+                    return
+                self._told(self._rpcs[max(self.waiting)], is_granted=False)
 
     def _end_request(self, rpc: RpcReceived[M], found: list[ServerEvent[M]]) -> None:
         parts = rpc.parts

@@ -179,3 +179,35 @@ def test_a_claim_that_ends_another_ones_wait_does_not_tell_it() -> None:
     first.end()
 
     assert ([], 10) == (told.news, budget.held_bytes)
+
+
+def test_what_came_for_claims_that_wait_does_not_keep_them_waiting() -> None:
+    """Their connection's share is for what was granted."""
+    budget = BytesInHand(1000)
+    account = budget.account()
+    first, _ = claim(budget.account(), 900)
+    waiting = [claim(account, 210) for _ in range(3)]
+    for each, _ in waiting:
+        each.came(50)
+    first.end()
+
+    assert [[True], [True], []] == [told.news for _, told in waiting]
+    for each, _ in waiting[:2]:
+        each.end()
+    assert [True] == waiting[2][1].news
+
+
+def test_when_only_those_who_wait_hold_bytes_the_last_ones_make_room() -> None:
+    """Nobody else would."""
+    budget = BytesInHand(1000)
+    first, _ = claim(budget.account(), 200)
+    waiting = [claim(budget.account(), 900) for _ in range(4)]
+    for each, _ in waiting:
+        each.came(230)
+    first.end()
+    assert [[]] * 4 == [told.news for _, told in waiting]
+    budget.look(SECOND)
+
+    assert [True] == waiting[0][1].news
+    assert [[False]] * 3 == [told.news for _, told in waiting[1:]]
+    assert 900 == budget.held_bytes

@@ -173,3 +173,17 @@ def test_frames_that_are_not_whole_end_their_connection_when_there_is_no_room() 
 
     assert server.http2.is_closed
     assert 2 * MIB == server.budget.held_bytes
+
+
+def test_calls_that_wait_make_room_for_a_frame_of_their_connection() -> None:
+    """The last one is refused; the connection goes on."""
+    server = Server()
+    server.begin(1, MIB)
+    server.begin(3, MIB, MIB // 2)
+    server.occupy(MIB * 5 // 8)
+    data = frame(DATA, 0, 1, bytes(MIB // 2))
+    for start in range(0, MIB * 3 // 8, PIECE):
+        server.http2.receive(data[start : start + PIECE])
+
+    assert not server.http2.is_closed
+    assert (1, set()) == (server.http2.open_rpcs, server.http2.waiting)
