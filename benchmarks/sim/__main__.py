@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sim.drawing import save, style
 from benchmarks.sim.replaying import read_models, replayed
 from benchmarks.sim.scenarios import SCENARIOS, rounded
 from benchmarks.sim.traces import read_trace
@@ -23,15 +24,14 @@ __all__ = ["main"]
 
 
 def _run(names: list[str], seed: int, out: Path, kind: str, figures: Path) -> None:
-    from benchmarks.sim.drawing import save  # a replay needs no matplotlib
-
     found: dict[str, Any] = {}
     for name in names:
         scenario = SCENARIOS[name]
         began = time.perf_counter()
         found[name] = rounded(scenario.simulate(seed))
         path = out / f"{name}.{kind}"
-        save(scenario.draw(found[name]), path)
+        with style():
+            save(scenario.draw(found[name]), path)
         took_s = time.perf_counter() - began
         print(f"{name:12s} {took_s:5.1f} s, {path.stat().st_size / 1000:5.1f} kB  {path}")
     figures.parent.mkdir(parents=True, exist_ok=True)

@@ -74,13 +74,13 @@ def draw_hits(found: dict[str, Any]) -> Figure:
         for (way, label), colour, dashes in zip(_WAYS.items(), COLOURS, DASHES, strict=False):
             rates = [100 * each for each in found[f"{law} {times}"][way]["hit_fraction"]]
             axes.plot(found["exponents"], rates, color=colour, linestyle=dashes, label=label)
-        axes.set_title(f"{_LAWS[law]}, {times} times the budget")
+        axes.set_title(f"{_LAWS[law]}, {times} x the budget")
         axes.set_ylim(0, 100)
     for axes in panels[3:]:
         axes.set_xlabel("Zipf exponent")
     for axes in panels[::3]:
         axes.set_ylabel("hits, %")
-    panels[2].legend(loc="upper left")
+    panels[0].legend(loc="lower left")
     return figure
 
 
@@ -94,14 +94,14 @@ _SETUPS = {
 
 
 def simulate_loading(seed: int) -> dict[str, Any]:
-    """Eight clients that ask models by Zipf's law, through the scheduler; batches of 20 ms."""
+    """Eight clients that ask models by Zipf's law, through the scheduler; batches of 60 ms."""
     found: dict[str, Any] = {"times": list(_TIMES)}
     for label, (way, is_ahead) in _SETUPS.items():
         values: dict[str, list[float]] = {"waiting": [], "answers_per_s": [], "hit_fraction": []}
         for times in _TIMES:
             chance = Random(seed)
             sizes = model_bytes(chance, "mixed")
-            models = [SimModel(name=name, costs_s={1: 0.02, 4: 0.05}) for name in sizes]
+            models = [SimModel(name=name, costs_s={1: 0.06, 4: 0.12}) for name in sizes]
             memory = _memory(way, sizes, sum(sizes.values()) // times, [])
             loading = Loading(memory, sizes, LOAD_TIME, is_ahead)
             device = Device(models, scheduler_config(models), loading)
@@ -127,5 +127,5 @@ def draw_loading(found: dict[str, Any]) -> Figure:
     axes.set_ylabel("time the device waits for weights, %")
     axes.grid(visible=False, axis="x")
     axes.legend(ncols=4, loc="upper left")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 75)
     return figure

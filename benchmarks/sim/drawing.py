@@ -4,13 +4,14 @@ What lives here: the only door to matplotlib. What does not: what is drawn (the 
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "DASHES", "Figure", "label_ends", "new_figure", "save"]
+__all__ = ["COLOURS", "DASHES", "Figure", "label_ends", "new_figure", "save", "style"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Told apart by people who do not see all colours. Source: Okabe, Ito, "Color Universal Design"."""
@@ -28,13 +29,20 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
+    "legend.fontsize": 8.5,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
+
+
+def style() -> AbstractContextManager[None]:
+    """How pictures look that are drawn and saved meanwhile."""
+    return mpl.rc_context(_STYLE)
 
 
 def new_figure(
@@ -49,10 +57,9 @@ def new_figure(
         height_in: of all, inches.
         options: of `Figure.subplots`.
     """
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(7.4, height_in), layout="constrained")
-        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
+    figure = Figure(figsize=(7.4, height_in), layout="constrained")
+    figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
 
 
@@ -68,8 +75,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a picture; the end of its name says which kind: ``.svg`` or ``.png``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_svg = path.suffix == ".svg"
-    with mpl.rc_context(_STYLE):
-        figure.savefig(path, metadata={"Date": None} if is_svg else None, dpi=110)
+    figure.savefig(path, metadata={"Date": None, "Creator": None} if is_svg else None, dpi=110)
     if is_svg:  # as editors and git like it
         lines = path.read_text(encoding="utf-8").splitlines()
         path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")

@@ -95,8 +95,8 @@ def draw_newcomer(found: dict[str, Any]) -> Figure:
     for kind, colour, dashes in zip(found, COLOURS, DASHES, strict=False):
         values = found[kind]
         axes.plot(values["at_s"], values["a_per_s"], color=colour, linestyle=dashes)
-        place = values["at_s"].index(27.25)
-        lines.append((KINDS[kind], 27.25, values["a_per_s"][place] + 6, colour))
+        place = values["at_s"].index(22.25)
+        lines.append((KINDS[kind], 22.25, values["a_per_s"][place] + 6, colour))
     label_ends(axes, lines)
     axes.axvline(_COMES_S, color="#666666", linewidth=0.9)
     axes.annotate("b comes", (_COMES_S, 96), xytext=(4, 0), textcoords="offset points")

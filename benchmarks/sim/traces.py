@@ -50,7 +50,7 @@ def read_trace(path: Path) -> list[Arrival]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if line.strip()
     ]
-    parse = _parse_json
+    parse: Callable[[str], Mapping[str, Any]] = _parse_json
     if lines and not lines[0][1].lstrip().startswith("{"):
         names = _split(lines[0][1])
         if not {"at_s", "model"} <= set(names) <= set(COLUMNS):
@@ -103,6 +103,9 @@ def _arrival(values: Mapping[str, Any]) -> Arrival:
     for name in ("at_s", "model"):
         if name not in values:
             raise ValueError(f"{name} is missing")
+    model = values["model"]
+    if not isinstance(model, str):
+        raise ValueError(f"model is {model!r}, expected a name")
     at_s = _number(values, "at_s")
     if at_s < 0:
         raise ValueError(f"at_s is {at_s}, expected 0 or more")
@@ -112,12 +115,14 @@ def _arrival(values: Mapping[str, Any]) -> Arrival:
     timeout_s = _number(values, "timeout_s") if "timeout_s" in values else None
     if timeout_s is not None and timeout_s <= 0:
         raise ValueError(f"timeout_s is {timeout_s}, expected more than 0")
-    return Arrival(round(at_s * 1e9), str(values["model"]), int(rows), timeout_s)
+    return Arrival(round(at_s * 1e9), model, int(rows), timeout_s)
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values[name]
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} is {value!r}, expected a number") from None
