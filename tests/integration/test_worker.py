@@ -178,6 +178,28 @@ def test_drain_answers_what_is_in_flight_and_refuses_what_comes(tmp_path: Path) 
     assert sorted(answers) == [2, 4, 6]
 
 
+def test_drain_answers_what_is_held_back_for_a_full_batch(tmp_path: Path) -> None:
+    """Nobody comes any more, so the batch goes as it is; it would have waited for an hour."""
+    write_scale(tmp_path)
+    policy = {"scale": {"max_queue_delay_seconds": 3600.0}}
+    worker = RunningWorker(tmp_path, FakeBackend(), {"scheduler.models": policy})
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with Client(grpc_address(worker), timeout_s=None) as client:
+            answers.append(client.infer("scale", {"x": rows(1)})["y"][0, 0])
+
+    caller = threading.Thread(target=ask)
+    caller.start()
+    while worker.on_loop(lambda: worker.worker.inference.in_flight) < 1:
+        pass
+    worker.stop()
+
+    assert worker.join() == 0
+    caller.join()
+    assert answers == [2]
+
+
 def test_drain_ends_in_time_when_the_device_does_not(tmp_path: Path) -> None:
     """A stuck dispatch cannot hold the process for longer than the drain timeout."""
     write_scale(tmp_path)

@@ -33,8 +33,9 @@ class ModelSchedulerConfig(Section, frozen=True, kw_only=True):
 
     max_queue_delay_seconds: Seconds = 0.0
     """How long a batch of this model that is not full waits for more requests, counted from its
-    oldest; other models are served meanwhile. It never waits past a deadline in it. For
-    accelerators, where a full batch takes hardly longer than a single row; 0 waits for nothing."""
+    oldest; other models are served meanwhile. It waits for no more than half of the time that a
+    deadline in it leaves. For accelerators, where a full batch takes hardly longer than a single
+    row; 0 waits for nothing."""
 
     residency: (
         Annotated[

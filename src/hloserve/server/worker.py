@@ -230,18 +230,11 @@ class Worker:
         registry, metrics = self.registry, self.request_metrics
         operations = build_operations(self.config, registry, self._scheduler, metrics, clock)
         self._control = operations.control
-        events = self.model_events
         budget = build_budget(self.config.endpoints)
         figures = WorkerFigures(
-            self.config,
-            registry,
-            self._scheduler,
-            inference,
-            metrics,
-            events,
-            self._control,
-            budget,
-        )
+            self.config, registry, self._scheduler, inference, metrics, self.model_events,
+            self._control, budget,
+        )  # fmt: skip
         return Listeners(
             self.config,
             loaded.sources,
@@ -377,6 +370,7 @@ class Worker:
     async def drain(self) -> int:
         """Finish what is in flight and close everything; returns the exit status."""
         self._catalog.is_draining = True
+        self._scheduler.hold_nothing()
         self.repository.close()
         if self._watcher is not None:
             self._watcher.stop()

@@ -121,8 +121,10 @@ class ModelQueue:
     def held_until_ns(self) -> int:
         """The instant until which the next batch waits for more rows; 0 when it does not.
 
-        It waits no longer than the policy's `max_delay_ns`, counted from its oldest request, and
-        ends before the soonest deadline in it as far as one can tell. The queue is not empty.
+        It waits no longer than the policy's `max_delay_ns`, counted from its oldest request. Nobody
+        in it waits for more than half of the time that their deadline leaves beside the execution:
+        the rest is for what nobody knows, such as loading weights, hooks and the way of the answer.
+        The queue is not empty.
         """
         max_delay_ns = self.policy.max_delay_ns
         if not max_delay_ns:
@@ -132,10 +134,11 @@ class ModelQueue:
             return 0
         inside = list(islice(self.requests, batch.run))
         until_ns = min(request.enqueued_ns for request in inside) + max_delay_ns
-        soonest_ns = min(request.deadline_ns for request in inside)
-        if soonest_ns != NEVER_NS:
-            needed_ns = batch.cost_ns + DISPATCH_OVERHEAD_NS
-            until_ns = min(until_ns, soonest_ns - round(needed_ns))
+        needed_ns = round(batch.cost_ns) + DISPATCH_OVERHEAD_NS
+        for request in inside:
+            if request.deadline_ns != NEVER_NS:
+                latest_ns = request.deadline_ns - needed_ns
+                until_ns = min(until_ns, (request.enqueued_ns + latest_ns) // 2)
         return until_ns
 
 

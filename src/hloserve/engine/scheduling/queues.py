@@ -189,6 +189,13 @@ class Queues:
             self._charge_ahead(running, now_ns)
         return self.pick(now_ns) or min(self.waiting.values(), key=ModelQueue.held_until_ns).model
 
+    def is_held(self, queue: ModelQueue, now_ns: int, seen_ns: int) -> bool:
+        """True when a batch is held back, and somebody looks at `seen_ns` whether it is due."""
+        if not queue.policy.max_delay_ns or not self.is_patient:
+            return False
+        until_ns = queue.held_until_ns()
+        return now_ns < until_ns and seen_ns <= until_ns
+
     def due_ns(self) -> int:
         """When the first of those who are held back will have waited enough; else `NEVER_NS`."""
         if not self.is_patient:

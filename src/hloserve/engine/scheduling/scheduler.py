@@ -155,10 +155,8 @@ class Scheduler:
             queue = self._queues.put(requests, now_ns, is_committed=is_committed)
             if not self._sleep.is_on or self._is_announced:
                 return
-            if queue.policy.max_delay_ns and not is_committed:
-                until_ns = queue.held_until_ns()
-                if now_ns < until_ns and self._sleep.until_ns <= until_ns:
-                    return  # held back, and the dispatch thread will see to it by itself
+            if not is_committed and self._queues.is_held(queue, now_ns, self._sleep.until_ns):
+                return  # the dispatch thread will see to it by itself
             if self._on_work is None:
                 self._sleep.end()
                 return
@@ -190,7 +188,7 @@ class Scheduler:
         return command
 
     def take_cheap(
-        self, budget_ns: int, is_resident: Callable[[DeviceModel], bool] | None = None
+        self, budget_ns: int, is_resident: Callable[[DeviceModel], bool] = lambda _: True
     ) -> Dispatch | None:
         """Take the next batch to run it on this thread, if it costs no more than `budget_ns`.
 
@@ -200,7 +198,7 @@ class Scheduler:
         Args:
             budget_ns: most computing time.
             is_resident: asked whether the model's weights are on the device; a batch that would
-                have to load them is not cheap. Called under the lock. None when all are.
+                have to load them is not cheap. Called under the lock.
 
         Threading: loop thread. The dispatch thread sleeps meanwhile: only `command`, `drain`,
         `stop` and this wake it, and they are called on this thread.
@@ -214,9 +212,7 @@ class Scheduler:
                 if self._queues.due_ns() < self._sleep.until_ns:
                     self._sleep.end()  # it sees when the batches are due that are held back
                 return None
-            if dispatch.cost_ns <= budget_ns and (
-                is_resident is None or is_resident(dispatch.model)
-            ):
+            if dispatch.cost_ns <= budget_ns and is_resident(dispatch.model):
                 return dispatch
             self._handed = dispatch
             self._sleep.end()
@@ -229,10 +225,8 @@ class Scheduler:
         """
         with self._lock:
             self._end(dispatch)
-            if not self._sleep.is_on:
-                return  # a caller that it answered woke the thread, which takes what waits
-            if not self._queues.waiting or self._is_announced:
-                return
+            if not self._sleep.is_on or not self._queues.waiting or self._is_announced:
+                return  # the thread that a caller it answered woke takes what waits
             self._is_announced = True
         assert self._on_work is not None, "a cheap batch was taken, so somebody is told of work"
         self._on_work()
@@ -284,6 +278,12 @@ class Scheduler:
         """True while the dispatch thread sleeps, so that the loop may run batches. Any thread."""
         with self._lock:
             return self._sleep.is_on
+
+    def hold_nothing(self) -> None:
+        """Hold no batch back from now on, full or not. Threading: loop thread."""
+        with self._lock:
+            self._queues.is_patient = False
+            self._sleep.end()
 
     def drain(self) -> None:
         """Accept nothing new; what is queued still runs, then `next_dispatch` gives None.

@@ -90,12 +90,12 @@ def test_other_models_are_served_meanwhile() -> None:
     assert at.scheduler.depth(at.slow) == 1
 
 
-def test_batch_waits_no_longer_than_a_deadline_in_it_allows() -> None:
-    """What it takes to run is kept free, also when the deadline is not that of the front."""
+def test_batch_waits_for_half_of_what_a_deadline_in_it_leaves() -> None:
+    """Beside what it takes to run, also when the deadline is not that of the front."""
     at = _Patient()
     first = at.submit(at.slow)
     urgent = at.submit(at.slow, deadline_ns=at.manual.now_ns() + 50 * _MS)
-    at.wait((50 * _MS - _COST_NS - DISPATCH_OVERHEAD_NS - 1) / _S)
+    at.wait(((50 * _MS - _COST_NS - DISPATCH_OVERHEAD_NS) // 2 - 1) / _S)
     assert at.taken() is None
 
     at.wait(1 / _S)
@@ -130,6 +130,34 @@ def test_drain_lets_go_what_is_held_back() -> None:
     at.scheduler.drain()
 
     assert [waiting] == at.taken()
+
+
+def test_server_that_leaves_holds_nothing_back_and_takes_what_still_comes() -> None:
+    """Requests of hooks that run, and of connections that are open, are answered as well."""
+    at = _Patient()
+    waiting = at.submit(at.slow)
+    at.scheduler.hold_nothing()
+    assert [waiting] == at.taken()
+
+    later = at.submit(at.slow)
+
+    assert [later] == at.taken()
+
+
+def test_thread_that_sleeps_over_a_held_batch_wakes_when_nothing_is_held_any_more() -> None:
+    """It would have slept for ten minutes."""
+    at = _Patient(delay_ns=600 * _S)
+    thread = DispatchThread(at.scheduler)
+    thread.sleep()
+    waiting = at.submit(at.slow)
+    wait_until_asleep(at.scheduler)
+    at.scheduler.hold_nothing()
+
+    dispatch = thread.given()
+
+    assert dispatch is not None
+    assert [waiting] == dispatch.requests
+    thread.end()
 
 
 def test_model_whose_batch_is_held_back_can_be_upcoming() -> None:
