@@ -1,7 +1,10 @@
 """A hook process as its server sees it: started, connected, ended.
 
 What lives here: `HookChild`. What does not: what is said to it (`hloserve.models.hook_processes`)
-and what runs in it (`hloserve.models.hook_process`). One thread per child, but for `kill`.
+and what runs in it (`hloserve.models.hook_process`). One thread per child.
+
+It has a process group to itself: what the author's code starts ends with it, and Ctrl-C on the
+server's terminal, which lets calls end, does not reach it.
 """
 
 import os
@@ -9,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +21,8 @@ from typing import Any
 from hloserve.models.hook_frames import SharedBlock
 
 __all__ = ["HookChild"]
+
+_LOOK_S = 0.005
 
 
 class HookChild:
@@ -29,8 +36,12 @@ class HookChild:
     """
 
     def __init__(self, bundle: Path) -> None:
-        ours, theirs = socket.socketpair()
         block = os.memfd_create("hloserve-hooks")
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            os.close(block)
+            raise
         try:
             self.process = subprocess.Popen(
                 [
@@ -39,6 +50,7 @@ class HookChild:
                 ],
                 pass_fds=(theirs.fileno(), block),
                 stdin=subprocess.DEVNULL,
+                process_group=0,
             )
         except OSError:
             ours.close()
@@ -48,15 +60,29 @@ class HookChild:
             theirs.close()
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.block = SharedBlock(block)
-        self._descriptor = block
 
-    def end(self) -> str:
-        """End it if it has not ended, and say how it did."""
+    @property
+    def has_ended(self) -> bool:
+        """True when the process is no more, whoever still holds its end of the connection."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # its number stays its own until `end`
+        return os.waitid(os.P_PID, self.process.pid, how) is not None
+
+    def end(self, patience_s: float = 0.0) -> str:
+        """End it and what it has started, and say how it ended.
+
+        Args:
+            patience_s: how long it may take to end by itself, so that its own reason is said.
+        """
         self.connection.close()
-        self.process.kill()
+        until = time.monotonic() + patience_s
+        while not (has_ended := self.has_ended) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
-        self.block.follow(0)
-        os.close(self._descriptor)
+        self.block.close()
+        if patience_s and not has_ended:
+            return "it closed its connection"
         if status >= 0:
             return f"exit status {status}"
         try:

@@ -93,11 +93,15 @@ class SharedBlock:
     """Anonymous memory that two processes map, which grows as it is needed.
 
     Args:
-        descriptor: of a file in memory, open for as long as the block; it is not closed here.
+        descriptor: of a file in memory, open for as long as the block.
+
+    Attributes:
+        descriptor: likewise; -1 when the block is closed.
+        nbytes: how much is mapped.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._mapped: mmap.mmap | None = None
         self.nbytes = 0
 
@@ -107,24 +111,31 @@ class SharedBlock:
         Raises:
             OSError: the machine has no memory for it.
         """
-        if needed_bytes > os.fstat(self._descriptor).st_size:
-            os.posix_fallocate(self._descriptor, 0, needed_bytes)  # now, not by a signal later
-        self.follow(os.fstat(self._descriptor).st_size)
+        if needed_bytes > os.fstat(self.descriptor).st_size:
+            os.posix_fallocate(self.descriptor, 0, needed_bytes)  # now, not by a signal later
+        self.follow(os.fstat(self.descriptor).st_size)
 
     def follow(self, block_bytes: int) -> None:
         """Map as much as the other side says there is."""
         if block_bytes != self.nbytes:
             self._unmap()
             if block_bytes:
-                self._mapped = mmap.mmap(self._descriptor, block_bytes)
+                self._mapped = mmap.mmap(self.descriptor, block_bytes)
             self.nbytes = block_bytes
 
     def shrink(self, kept_bytes: int) -> None:
         """Give memory back that only a large request needed."""
         if self.nbytes > kept_bytes:
             self._unmap()
-            os.ftruncate(self._descriptor, kept_bytes)
+            os.ftruncate(self.descriptor, kept_bytes)
             self.follow(kept_bytes)
+
+    def close(self) -> None:
+        """Let go of the memory, and close the descriptor. Idempotent."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        self._unmap()
 
     @property
     def memory(self) -> memoryview:

@@ -8,9 +8,11 @@ Rules.
 1. It ends with its server: the connection closes, whatever ended that, and when a hook never comes
    back to see it, the system ends it.
 2. It reads the bundle once, when it starts.
+3. What the author's code starts, by fork or otherwise, neither answers nor holds the connection.
 """
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -81,11 +83,12 @@ class _Serving:
             if role == "preprocess":
                 check_rows(self.name, role, specs, checked)
         except InvalidInput as error:
-            return Refusal(str(error), is_callers_fault=True)
+            return Refusal(_sendable(str(error)), is_callers_fault=True)
         except HookFailed as error:
-            return Refusal(error.reason, is_callers_fault=False)
-        except HloserveError as error:
-            return Refusal(f"{type(error).__name__}: {error}", is_callers_fault=False)
+            return Refusal(_sendable(error.reason), is_callers_fault=False)
+        except (HloserveError, KeyboardInterrupt) as error:
+            reason = _sendable(f"{type(error).__name__}: {error}")
+            return Refusal(reason, is_callers_fault=False)
         try:
             stored = write_tensors([spec.name for spec in specs], checked, block)
         except OSError as error:
@@ -109,6 +112,9 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which still drains
     connection: Connection[Any, Any] = Connection(int(connection_number))
     block = SharedBlock(int(block_number))
+    _keep_from_children(connection, block)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what hooks print is seen, however it ends
     try:
         serving = _Serving(Path(bundle))
     except HloserveError as error:
@@ -123,6 +129,24 @@ def main(arguments: Sequence[str]) -> int:
             else:
                 connection.send_bytes(_encode(serving.answer(message, block)))
     return 0
+
+
+def _keep_from_children(connection: "Connection[Any, Any]", block: SharedBlock) -> None:
+    """Have nothing that the author's code starts take part in the conversation."""
+
+    def let_go() -> None:
+        connection.close()  # one that returns from the hook fails to answer, and ends
+        with suppress(BufferError):  # forked while tensors are laid into it: another thread does
+            block.close()
+
+    os.set_inheritable(connection.fileno(), False)
+    os.set_inheritable(block.descriptor, False)
+    os.register_at_fork(after_in_child=let_go)
+
+
+def _sendable(text: str) -> str:
+    """The text without what has no place in UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def _end_with(parent: int) -> None:

@@ -60,6 +60,7 @@ GRACE_S = 2.0
 """How long a hook may go on after nobody waits for it any more, before its process is ended."""
 
 _LOOK_S = 0.25
+_PATIENCE_S = 1.0
 _RETRY_NS = 1_000_000_000
 _MAX_WAITING = 4096
 _BLOCK_KEPT_BYTES = 32 << 20
@@ -85,14 +86,15 @@ class HookProcesses:
         post: brings results to the loop thread.
 
     Attributes:
-        restarts: processes that were started in the place of others.
+        name: the model's, also after a rename.
+        start_timeout_s: how long the hook file may run; None for as long as it likes.
     """
 
     def __init__(self, count: int, bundle: Path, name: str, post: Post) -> None:
         self.name = name
-        self.restarts = 0
         self._bundle = bundle
         self._post = post
+        self.start_timeout_s: float | None = None
         self._files: Fingerprint | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._workers = [_Worker(self, number) for number in range(count)]
@@ -106,13 +108,11 @@ class HookProcesses:
         Threading: a load thread.
         """
         self._files = take_fingerprint(self._bundle)
+        self.start_timeout_s = timeout_s
         for worker in self._workers:
             worker.thread.start()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for worker in self._workers:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not worker.has_started.wait(left):
-                worker.abort(f"model.py still runs after {timeout_s:g} s in a hook process")
+            worker.has_started.wait()
         problems = [worker.problem for worker in self._workers if worker.problem]
         if problems:
             self.close()
@@ -157,6 +157,11 @@ class HookProcesses:
         """End the processes after the calls that run or wait. Does not wait. Idempotent."""
         for _ in self._workers:
             self._jobs.put(None)
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were started in the place of others. Any thread."""
+        return sum(worker.restarts for worker in self._workers)
 
     @property
     def process_ids(self) -> list[int]:
@@ -205,6 +210,7 @@ class _Worker:
         self.has_started = threading.Event()
         self.problem = ""
         self.moves = False
+        self.restarts = 0
         self._failed_ns = 0
         name = f"hook-process-{number}"
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -213,21 +219,15 @@ class _Worker:
         try:
             self._start()
         except HookProblem as error:
-            self.problem = self.problem or "; ".join(error.findings)
-        except (HloserveError, OSError) as error:
-            self.problem = self.problem or str(error)
+            self.problem = "; ".join(error.findings)
+        except Exception as error:  # noqa: BLE001  # the load waits for this thread
+            self.problem = f"its hook process could not be started: {error!r}"
         self.has_started.set()
         while (job := self._pool.next_job()) is not None:
             if not job.ticket.is_cancelled:
                 self._serve(job)
             del job  # or its arrays live on until the next one comes
         self._end()
-
-    def abort(self, problem: str) -> None:
-        """End a process that does not start. Any thread."""
-        self.problem = problem
-        if self.child is not None:
-            self.child.process.kill()  # its thread sees the connection close
 
     def _restart(self) -> HookChild:
         """Start it again; a start that has just failed is not tried for every request."""
@@ -240,7 +240,7 @@ class _Worker:
             self._failed_ns, self.problem = now_ns, str(error)
             raise
         self._failed_ns = 0
-        self._pool.restarts += 1
+        self.restarts += 1
         return child
 
     def _start(self) -> HookChild:
@@ -251,16 +251,19 @@ class _Worker:
         """
         child = self._pool.open_child()
         self.child = child
+        timeout_s = self._pool.start_timeout_s
         try:
+            if not child.connection.poll(timeout_s):
+                self._end()
+                problem = f"model.py still runs after {timeout_s:g} s in a hook process"
+                raise HookProblem(self._pool.name, problem)
             told = _Told.decode(child.connection.recv_bytes())
         except (EOFError, OSError):
-            self.child = None
-            problem = f"its process ended while it ran: {child.end()}"
+            problem = f"its process ended while it ran: {self._end(_PATIENCE_S)}"
             raise HookProblem(self._pool.name, f"model.py: {problem}") from None
         assert isinstance(told, Started), "it is the first thing that is told"
         if told.problem:
-            self.child = None
-            child.end()
+            self._end()
             raise HookProblem(self._pool.name, told.problem)
         return child
 
@@ -270,7 +273,7 @@ class _Worker:
             now_ns = time.monotonic_ns()
             if now_ns >= job.deadline_ns:
                 raise DeadlineExceeded(self._pool.name, late_ns=now_ns - job.deadline_ns)
-            child = self.child or self._restart()
+            child = self._living() or self._restart()
             question = self._ask(child, job)
             if not self._wait(child, job, question):
                 return
@@ -279,7 +282,17 @@ class _Worker:
             outcome = error
         except (EOFError, OSError) as error:
             outcome = self._buried(job, error)
+        except Exception as error:  # noqa: BLE001  # this thread must go on, whatever came
+            self._end()  # who knows what it would say next
+            outcome = HookFailed(self._pool.name, job.role, repr(error))
+            outcome.__cause__ = error
         self._pool.deliver(job.ticket, outcome)
+
+    def _living(self) -> HookChild | None:
+        """The process, if it has not ended since its last call."""
+        if self.child is not None and self.child.has_ended:
+            self._log_end("", self._end())
+        return self.child
 
     def _ask(self, child: HookChild, job: _Job) -> bytes:
         """Lay the tensors into the block, and make the question of them."""
@@ -302,6 +315,8 @@ class _Worker:
             left_s = (job.deadline_ns - now_ns) / 1e9
             if child.connection.poll(_LOOK_S if gone_ns else max(0.0, min(left_s, _LOOK_S))):
                 return True
+            if child.has_ended and not child.connection.poll():
+                raise EOFError  # though what it has started keeps the connection open
             if gone_ns:
                 if now_ns - gone_ns > GRACE_S * 1e9:
                     self._give_up(job)
@@ -330,13 +345,16 @@ class _Worker:
 
     def _buried(self, job: _Job, error: Exception) -> HookFailed:
         """The process has died, or could not be started."""
-        how = self._end() or str(error)
-        log_event(
-            log, "hook_process_ended", level=logging.ERROR, model=self._pool.name, hook=job.role,
-            how=how,
-        )  # fmt: skip
+        how = self._end(_PATIENCE_S) or str(error)
+        self._log_end(job.role, how)
         reason = f"its process ended ({how}); the next request starts another"
         return HookFailed(self._pool.name, job.role, reason)
+
+    def _log_end(self, role: str, how: str) -> None:
+        log_event(
+            log, "hook_process_ended", level=logging.ERROR, model=self._pool.name, hook=role,
+            how=how,
+        )  # fmt: skip
 
     def _give_up(self, job: _Job) -> None:
         self._end()
@@ -345,6 +363,6 @@ class _Worker:
             seconds_after_the_deadline=GRACE_S,
         )  # fmt: skip
 
-    def _end(self) -> str:
+    def _end(self, patience_s: float = 0.0) -> str:
         child, self.child = self.child, None
-        return "" if child is None else child.end()
+        return "" if child is None else child.end(patience_s)

@@ -29,7 +29,14 @@ def hook_tensors(names: Iterable[str], arrays: Iterable[Array]) -> TensorList:
     )
 
 
-def call_hook(model: str, role: str, bundle: Path, hook: Hook, tensors: TensorList) -> object:
+def call_hook(
+    model: str,
+    role: str,
+    bundle: Path,
+    hook: Hook,
+    tensors: TensorList,
+    passed: tuple[type[BaseException], ...] = (),
+) -> object:
     """Call a hook.
 
     Args:
@@ -38,20 +45,30 @@ def call_hook(model: str, role: str, bundle: Path, hook: Hook, tensors: TensorLi
         bundle: where the hook's files lie.
         hook: what the author registered.
         tensors: copies that the hook may keep.
+        passed: what is raised on as it is, beside KeyboardInterrupt.
 
     Raises:
         InvalidInput: the hook refused the input.
         SubCallFailed, DeadlineExceeded: what it was given to call raised so.
         HookFailed: anything else it raised, with the author's line; the cause is chained.
     """
+    ours = (InvalidInput, SubCallFailed, DeadlineExceeded, KeyboardInterrupt)
+    kept: tuple[type[BaseException], ...] = ours + passed
     try:
         return hook(tensors)
-    except (InvalidInput, SubCallFailed, DeadlineExceeded):
+    except kept:
         raise
-    except (Exception, SystemExit) as error:  # author's code may raise anything
+    except BaseException as error:  # author's code may raise anything
         place = author_line(bundle.resolve(), error)
         at = f"{place}: " if place else ""
-        raise HookFailed(model, role, f"{at}{type(error).__name__}: {error}") from error
+        raise HookFailed(model, role, f"{at}{type(error).__name__}: {_text(error)}") from error
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001  # that is author's code as well
+        return f"(its text cannot be made: {type(second).__name__})"
 
 
 def check_tensors(

@@ -125,7 +125,10 @@ class MetaRun(Calling):
             if self.is_over:
                 raise Abandoned
             given = hook_tensors(self._inputs.keys(), self._inputs.values())
-            result = call_hook(meta.name, "run", hooks.directory, self._call_author, given)
+            result = call_hook(
+                meta.name, "run", hooks.directory, self._call_author, given,
+                passed=(Abandoned, asyncio.CancelledError),
+            )  # fmt: skip
             arrays = check_tensors(meta.name, "run", meta.outputs, result)
             return [self._apart(array) for array in arrays]
         except Abandoned:

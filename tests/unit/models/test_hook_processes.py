@@ -3,14 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support.hook_loop import PATIENCE_S, Loop
 from support.models_bundles import write_fake
 
 from hloserve.bundle import IOSpec
@@ -23,13 +23,12 @@ from hloserve.core.errors import (
 )
 from hloserve.core.requests import NEVER_NS
 from hloserve.core.tensors import Array
-from hloserve.core.tickets import Call, Ticket
+from hloserve.core.tickets import Call
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.models.hook_frames import SharedBlock, read_tensors, write_tensors
 from hloserve.models.hook_processes import HookProcesses
 from hloserve.models.loader import LoadOptions, load_model
 
-PATIENCE_S = 60.0
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 HOOKS = """
@@ -66,32 +65,6 @@ def postprocess(outputs):
 
 register_model(preprocess=preprocess, postprocess=postprocess)
 """
-
-
-class Loop:
-    """Stands for the event loop: what is posted runs while the test waits."""
-
-    def __init__(self) -> None:
-        self.posts: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
-
-    def post(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.posts.put((function, arguments))
-
-    def outcome(self, ticket: Ticket[list[Array]]) -> Any:
-        """What a call that awaits the ticket gets: arrays, or the error."""
-        got: list[Any] = []
-
-        async def wait() -> Any:
-            return await ticket
-
-        Call(wait(), lambda value, error: got.append(value if error is None else error)).step()
-        while not got:
-            try:
-                function, arguments = self.posts.get(timeout=PATIENCE_S)
-            except Empty:
-                raise AssertionError("the hook processes did not answer") from None
-            function(*arguments)
-        return got[0]
 
 
 @pytest.fixture
