@@ -4,7 +4,6 @@ What lives here: names of files, discovery, and the choice of program files. Wha
 files hold. Called by the loader, the watcher and the command line, at load time; any thread.
 """
 
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -29,8 +28,6 @@ __all__ = [
     "program_name",
     "weights_path",
 ]
-
-_log = logging.getLogger(__name__)
 _PROGRAM = re.compile(r"(?P<prefix>model(?:\.v[0-9]+)?)\.b(?P<size>[0-9]+)\.mlir")
 
 
@@ -69,46 +66,20 @@ def is_bundle_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and TEMPORARY_MARK not in name
 
 
-def discover_bundles(roots: Sequence[Path], include: Sequence[str] = ()) -> tuple[Path, ...]:
-    """List the bundles of model repositories: immediate subdirectories with a manifest.
+def discover_bundles(repository: Path) -> tuple[Path, ...]:
+    """List the bundles of a model repository by name: immediate subdirectories with a manifest.
 
-    Args:
-        roots: the repositories.
-        include: when not empty, the only names to take; names that match nothing are logged.
-
-    Returns:
-        Directories, root by root, by name within a root.
+    What a server sees of several repositories, and when, is `hloserve.models.repository_look`.
 
     Raises:
-        BundleProblem: a root cannot be read, or two bundles have the same name.
+        BundleProblem: the repository cannot be read.
     """
-    findings: list[str] = []
-    by_name: dict[str, list[Path]] = {}
-    for root in roots:
-        for path in _subdirectories(root, findings):
-            if include and path.name not in include:
-                continue
-            if os.path.lexists(path / MANIFEST_FILE):
-                by_name.setdefault(path.name, []).append(path)
-    findings += [
-        f"duplicate model name {name!r}: {listing(str(path) for path in paths)}; rename one"
-        for name, paths in by_name.items()
-        if len(paths) > 1
-    ]
-    raise_findings(BundleProblem, ", ".join(str(root) for root in roots), findings)
-    for name in include:
-        if name not in by_name:
-            _log.warning("no bundle is called %r, though the configuration names it", name)
-    return tuple(path for paths in by_name.values() for path in paths)
-
-
-def _subdirectories(root: Path, findings: list[str]) -> list[Path]:
     try:
-        names = sorted(os.listdir(root))
+        names = sorted(os.listdir(repository))
     except OSError as error:
-        findings.append(f"model repository {str(root)!r} cannot be read: {error.strerror}")
-        return []
-    return [root / name for name in names if is_bundle_name(name) and (root / name).is_dir()]
+        raise BundleProblem(repository, [f"cannot be read: {error.strerror}"]) from error
+    paths = [repository / name for name in names if is_bundle_name(name)]
+    return tuple(path for path in paths if path.is_dir() and os.path.lexists(path / MANIFEST_FILE))
 
 
 def find_programs(bundle: Path, manifest: Manifest) -> tuple[ProgramFile, ...]:

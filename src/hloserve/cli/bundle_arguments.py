@@ -23,7 +23,7 @@ def all_bundles(paths: Sequence[Path]) -> list[Path]:
         inside: Sequence[Path] = ()
         if not (path / MANIFEST_FILE).exists():
             try:
-                inside = discover_bundles([path])
+                inside = discover_bundles(path)
             except BundleProblem:  # it cannot be read: likewise
                 inside = ()
         found |= dict.fromkeys(inside or [path])

@@ -65,11 +65,6 @@ class Changes:
     load: Mapping[str, Found] = field(default_factory=dict)
     remove: tuple[str, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """True when there is nothing to do."""
-        return not (self.adopt or self.load or self.remove)
-
 
 def observe(
     before: Mapping[str, Sighting],

@@ -102,7 +102,7 @@ def test_new_bundle_is_whole_or_absent(tmp_path: Path) -> None:
     (tmp_path / "template").mkdir()
 
     for step, place in killed_everywhere("place new", tmp_path / "template", tmp_path):
-        found = discover_bundles([place])
+        found = discover_bundles(place)
         if found:
             assert (place / "model",) == found, step
             load_manifest(place / "model")
@@ -118,7 +118,7 @@ def test_replaced_bundle_is_the_old_or_the_new_one(tmp_path: Path) -> None:
 
     for step, place in killed_everywhere("place over", tmp_path / "template", tmp_path):
         new = files_of(tmp_path / "undisturbed" / "model")
-        assert (place / "model",) == discover_bundles([place]), step
+        assert (place / "model",) == discover_bundles(place), step
         assert files_of(place / "model") in (old, new), step
         place_bundle(place / "model", legacy_bundle_files("new"), overwrite=True)
         assert new == files_of(place / "model"), step
@@ -131,7 +131,7 @@ def test_without_exchange_a_death_costs_the_name_at_most(tmp_path: Path) -> None
 
     for step, place in killed_everywhere("place over plainly", tmp_path / "template", tmp_path):
         new = files_of(tmp_path / "undisturbed" / "model")
-        named = discover_bundles([place])
+        named = discover_bundles(place)
         if named:
             assert files_of(place / "model") in (old, new), step
         else:

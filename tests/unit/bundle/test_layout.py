@@ -1,6 +1,5 @@
 """Which files are programs, and which directories are bundles."""
 
-import logging
 import os
 from pathlib import Path
 
@@ -223,7 +222,7 @@ def test_discovery_takes_immediate_subdirectories_with_a_manifest(tmp_path: Path
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("a")
 
-    assert ["a", "b", "link"] == [path.name for path in discover_bundles([tmp_path])]
+    assert ["a", "b", "link"] == [path.name for path in discover_bundles(tmp_path)]
 
 
 def test_discovery_keeps_broken_manifests(tmp_path: Path) -> None:
@@ -231,52 +230,18 @@ def test_discovery_keeps_broken_manifests(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "manifest.yaml").symlink_to("nowhere")
 
-    assert (tmp_path / "a",) == discover_bundles([tmp_path])
+    assert (tmp_path / "a",) == discover_bundles(tmp_path)
 
 
-def test_discovery_filters_by_name_before_anything_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Names that match nothing are a warning."""
-    for name in ("a", "b"):
-        make_bundle(tmp_path / name, "not: [valid")
-
-    with caplog.at_level(logging.WARNING):
-        bundles = discover_bundles([tmp_path], include=["b", "typo"])
-
-    assert (tmp_path / "b",) == bundles
-    assert ["typo"] == [record.args[0] for record in caplog.records if record.args]  # type: ignore[index]  # a tuple here
-
-
-def test_duplicate_names_across_roots_are_refused(tmp_path: Path) -> None:
-    """One name is one model; both places are named."""
-    for root in ("r1", "r2"):
-        make_bundle(tmp_path / root / "m", "")
-
-    with pytest.raises(BundleProblem, match="duplicate model name 'm'") as caught:
-        discover_bundles([tmp_path / "r1", tmp_path / "r2"])
-
-    assert str(tmp_path / "r2" / "m") in str(caught.value)
-
-
-def test_duplicate_outside_of_the_filter_is_nobodys_problem(tmp_path: Path) -> None:
-    """Names that are not wanted are not compared."""
-    for name in ("r1/m", "r2/m", "r2/a"):
-        make_bundle(tmp_path / name, "")
-
-    roots = [tmp_path / "r1", tmp_path / "r2"]
-    assert (tmp_path / "r2" / "a",) == discover_bundles(roots, include=["a"])
-
-
-def test_missing_roots_are_refused_together(tmp_path: Path) -> None:
-    """A repository that is not there is a slip in the configuration."""
+@pytest.mark.parametrize(
+    ("name", "reason"), [("absent", "No such file"), ("file", "Not a directory")]
+)
+def test_repository_that_cannot_be_read_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    """A place that holds no bundles is not the same as one that cannot be looked at."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(BundleProblem) as caught:
-        discover_bundles([tmp_path / "x", tmp_path / "file"])
-
-    assert len(caught.value.findings) == 2
-    assert "No such file" in caught.value.findings[0]
+    with pytest.raises(BundleProblem, match=reason):
+        discover_bundles(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["", ".", ".x", "a.tmp-1", ".a.tmp-1-2"])

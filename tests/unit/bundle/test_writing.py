@@ -525,7 +525,7 @@ def test_reader_never_meets_half_a_bundle(tmp_path: Path) -> None:
     writer.start()
     try:
         for _ in range(100):
-            assert [bundle] == list(discover_bundles([tmp_path]))
+            assert [bundle] == list(discover_bundles(tmp_path))
             assert (1, 8) == load_manifest(bundle).compiled_batch_sizes
     finally:
         stopped.set()
@@ -557,7 +557,7 @@ def test_killed_writer_leaves_a_bundle_that_loads(tmp_path: Path) -> None:
                 assert b"written\n" == writer.stdout.readline()
             writer.send_signal(signal.SIGKILL)
 
-        assert (bundle,) == discover_bundles([tmp_path])
+        assert (bundle,) == discover_bundles(tmp_path)
         assert ["w"] == list(read_bundle_weights(bundle))
 
 

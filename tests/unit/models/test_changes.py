@@ -35,7 +35,7 @@ def test_new_bundle_is_loaded_and_a_vanished_one_removed() -> None:
 
 def test_nothing_changed_is_nothing_to_do() -> None:
     """A look that sees what is served leads to nothing."""
-    assert _decide(_serving(a=1, b=2), a=1, b=2).is_empty
+    assert Changes() == _decide(_serving(a=1, b=2), a=1, b=2)
 
 
 def test_content_that_changed_in_place_is_loaded_beside_the_old() -> None:
@@ -83,7 +83,7 @@ def test_rename_waits_until_its_source_has_settled() -> None:
     """Else the bundle would be loaded under the new name, and then lost under the old one."""
     changes = _decide(_serving(staging=1), waiting={"staging"}, production=1)
 
-    assert changes.is_empty
+    assert Changes() == changes
 
 
 def test_copy_is_no_rename() -> None:
