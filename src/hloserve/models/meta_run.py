@@ -16,6 +16,7 @@ Rules.
 import asyncio
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ class MetaRun(Calling):
         self._begin = begin
         self._withdraw = withdraw
         self._scratch: Reservation | None = None
+        self._has_returned = False
+        self._returning = threading.Lock()  # against threads that ask for scratch memory late
         self._waits_for: Reservation | None = None
         self._asked_for_scratch = itertools.count()  # counts in one step, whichever thread asks
         self._task: _Task | None = None
@@ -138,8 +141,10 @@ class MetaRun(Calling):
                 raise Cancelled(meta.name) from None
             raise HookFailed(meta.name, "run", "it cancelled itself") from error
         finally:
-            if self._scratch is not None:
-                self._scratch.release()
+            with self._returning:
+                self._has_returned = True
+                if self._scratch is not None:
+                    self._scratch.release()
 
     def _call_author(self, given: TensorList) -> object:
         hooks = self.meta.hooks
@@ -208,7 +213,11 @@ class MetaRun(Calling):
             if self.is_over:
                 raise Abandoned
             raise DeadlineExceeded(self.meta.name, self._host.now_ns() - self.deadline_ns)
-        self._scratch = reservation
+        with self._returning:
+            if self._has_returned:  # a thread that `run` has left behind
+                reservation.release()
+                raise Abandoned
+            self._scratch = reservation
         return cut_arrays(reservation.memory, wanted)
 
     def _remaining_s(self) -> float | None:

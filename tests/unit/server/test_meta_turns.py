@@ -269,11 +269,9 @@ def test_hooks_of_sub_models_find_a_thread_while_metas_fill_theirs(tmp_path: Pat
 
 
 def test_thread_that_run_leaves_behind_calls_no_more(tmp_path: Path) -> None:
-    """A call after the end of the request ends that thread, and reaches no model."""
+    """A call after the end of the request ends that thread, reaches no model and holds nothing."""
     write_scale(tmp_path)
     run = """
-    import threading
-
     kept = {}
 
     def run(inputs, call):
@@ -288,9 +286,14 @@ def test_thread_that_run_leaves_behind_calls_no_more(tmp_path: Path) -> None:
         assert hooks is not None
         assert hooks.run is not None
         call = hooks.run.__globals__["kept"]["call"]
-        with pytest.raises(BaseException, match=r"^$") as raised:
-            call("scale", {"x": rows(1)})
-        assert not isinstance(raised.value, Exception)
+        for late in (
+            lambda: call("scale", {"x": rows(1)}),
+            lambda: call.scratch((4,), np.float32),
+        ):
+            with pytest.raises(BaseException, match=r"^$") as raised:
+                late()
+            assert not isinstance(raised.value, Exception)
         assert [] == served.executed
+        assert served.service.metas.scratch_used_bytes == 0
 
     serve(tmp_path, scenario)
