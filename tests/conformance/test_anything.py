@@ -7,7 +7,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.conformance_worker import MODELS, Answer, Asker
+from support.conformance_worker import MODELS, Answer, Asker, tensor
 from tritonclient.grpc import service_pb2
 
 from hloserve.core.dtypes import BYTES
@@ -91,6 +91,23 @@ def test_any_infer_request_over_rest(
 def test_any_bytes_over_rest(asker: Asker, model: str, body: bytes, length: str | None) -> None:
     """Also as raw body, whose bytes are a tensor."""
     is_fair(asker.infer(model, body, {} if length is None else {LENGTH: length}))
+
+
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        [LENGTH, "Content-Encoding", "Accept-Encoding", "Content-Type", "Accept", "Expect", "Host"]
+    ),
+    st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF), max_size=12)
+    | st.sampled_from(["gzip", "deflate", "identity", "gzip;q=x", "100-continue", "9" * 5000])
+    | st.integers(-1, 200).map(str),
+)
+
+
+@SETTINGS
+@given(HEADERS)
+def test_any_header_over_rest(asker: Asker, headers: dict[str, str]) -> None:
+    """Values of all bytes, and numbers of any length, of each header that is read."""
+    is_fair(asker.infer("f32", tensor("FP32", [1, 3], [1, 2, 3]), headers))
 
 
 @st.composite

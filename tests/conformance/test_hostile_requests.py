@@ -209,6 +209,8 @@ def test_binary_answers_follow_the_written_rule(
         (binary_request()[0], "abc"),
         (binary_request()[0], "-5"),
         (binary_request()[0], "99999"),
+        (binary_request()[0], "9" * 5000),
+        (binary_request()[0], "\xb2"),
         (binary_request()[0], None),
         (binary_request(-1)[0], binary_request(-1)[1]),
         (binary_request(2**40)[0], binary_request(2**40)[1]),

@@ -158,7 +158,7 @@ class RestInferenceService:
     def _infer(self, exchange: Exchange, model: str, version: str) -> None:
         now_ns = self._clock.now_ns()
         length = exchange.header(b"inference-header-content-length")
-        if exchange.takes_long(int(length) if length and length.isdigit() else None):
+        if exchange.takes_long(None if length is None else codec.stated_length(length)):
             self._infer_apart(exchange, model, version, length, now_ns)
         else:
             request, forms = codec.decode_infer_request(

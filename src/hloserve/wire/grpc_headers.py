@@ -91,12 +91,18 @@ def error_trailers(code: int, text: str) -> list[Header]:
     """Trailers of a failed call; the text is cut to what every peer accepts."""
     encoded = quote(text[:_MAX_TEXT_BYTES], safe=_BARE, errors="replace").encode("ascii")
     if len(encoded) > _MAX_TEXT_BYTES:
-        encoded = encoded[:_MAX_TEXT_BYTES]
-        cut = encoded.rfind(b"%", -2)  # a %XX that lost its end
-        encoded = encoded[:cut] if cut >= 0 else encoded
+        encoded = _cut(encoded)
     # HTTP/2 forbids spaces at the ends of a value.
     encoded = encoded.strip(b" ")
     return [(b"grpc-status", b"%d" % code), (b"grpc-message", encoded)]
+
+
+def _cut(encoded: bytes) -> bytes:
+    """Cut between two characters: peers show a text that is no UTF-8 as something else."""
+    encoded = encoded[:_MAX_TEXT_BYTES]
+    cut = encoded.rfind(b"%", -2)  # a %XX that lost its end
+    whole = unquote_to_bytes(encoded[:cut] if cut >= 0 else encoded)
+    return quote(whole.decode("utf-8", "ignore"), safe=_BARE).encode("ascii")
 
 
 def error_headers(code: int, text: str) -> list[Header]:

@@ -51,6 +51,9 @@ _LESSONS = 8
 """Heads that a connection remembers, one after the other: a client that sends another one each time
 is not learnt from for ever."""
 
+_MOST_LENGTH_DIGITS = 20
+"""Of 2**64 - 1. The parser takes any number of leading zeros, Python reads 4300 digits at most."""
+
 _KNOWN_ONCE = frozenset({b"host", b"content-type", b"expect", b"inference-header-content-length"})
 
 
@@ -235,6 +238,8 @@ class RequestReader:
         self.phase = Phase.BODY
         announced = headers.get(b"content-length")
         if announced is not None:
+            if len(announced) > _MOST_LENGTH_DIGITS:
+                raise Refused(400, "Content-Length has more digits than any length")
             length = int(announced)
             if length > self._limits.max_body_bytes:
                 raise self._body_too_large(f" of {length} bytes")

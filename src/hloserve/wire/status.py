@@ -78,6 +78,8 @@ GRPC_CODES: Mapping[int, str] = dict(
 )
 """Every gRPC status by number: a peer may send codes that this server never does."""
 
+_MOST_CHARACTERS = 4096
+
 _BY_GRPC: Mapping[int, Code] = {status.grpc: code for code, status in STATUS.items()}
 
 
@@ -119,10 +121,13 @@ def challenge_headers(error: HloserveError) -> Sequence[tuple[str, str]]:
 def public_text(error: BaseException, request_id: str) -> str:
     """What the caller is told: the message, or for an internal error only where to look it up.
 
+    A message is cut to 4096 characters: it may name what the caller sent, which may be long.
+
     Args:
         error: anything that ended a request.
         request_id: the id under which the traceback is logged; used for internal errors alone.
     """
     if isinstance(error, HloserveError) and error.code is not Code.INTERNAL:
-        return str(error)
+        text = str(error)
+        return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
     return f"internal error, request id {request_id}"

@@ -44,6 +44,7 @@ from hloserve.wire.v2_json_binary import (
     LENGTH_HEADER,
     decode_raw_input,
     parse_length,
+    stated_length,
     take_binary,
 )
 from hloserve.wire.v2_json_calls import (
@@ -75,6 +76,7 @@ __all__ = [
     "encode_ready",
     "encode_server_metadata",
     "json_values",
+    "stated_length",
 ]
 
 _DATATYPES = {dtype.numpy: dtype.kserve for dtype in (*DTYPES, BYTES) if dtype.kserve is not None}

@@ -21,6 +21,13 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 """The header that carries the length of the JSON part, in both directions."""
 
 
+def stated_length(text: str) -> int | None:
+    """What the value of `LENGTH_HEADER` says; None when it is no number, or beyond any length."""
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text)
+    return None
+
+
 def parse_length(text: str, body_bytes: int) -> int:
     """Read the value of `LENGTH_HEADER`.
 
@@ -31,11 +38,11 @@ def parse_length(text: str, body_bytes: int) -> int:
     Raises:
         MalformedBody: it is no length, or one beyond the body.
     """
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
+    length = stated_length(text)
+    if length is None:
         raise MalformedBody(
             f"header {LENGTH_HEADER} is {text[:64]!r}; it must be the length of the JSON part"
         )
-    length = int(text)
     if length > body_bytes:
         raise MalformedBody(f"header {LENGTH_HEADER} is {length}, the body has {body_bytes} bytes")
     return length

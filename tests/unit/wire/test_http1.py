@@ -202,6 +202,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
         (HEAD + b"Content-Length: 3_0\r\n\r\nabc", 400),
         (HEAD + b"Content-Length:\r\n\r\nabc", 400),
         (HEAD + b"Content-Length: 99999999999999999999\r\n\r\nabc", 400),
+        (HEAD + b"Content-Length: " + b"0" * 5000 + b"3\r\n\r\nabc", 400),
         (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 400),
         (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),

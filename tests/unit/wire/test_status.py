@@ -66,6 +66,15 @@ def test_http_status_is_decided_by_type(error: HloserveError, status: int) -> No
     assert status == http_status(error)
 
 
+def test_a_text_that_repeats_what_was_sent_is_cut() -> None:
+    """A name of megabytes does not come back as an answer of megabytes."""
+    text = public_text(ModelNotFound("m" * 10_000_000), "")
+
+    assert len(text) < 5_000
+    assert text.startswith("model 'mmm")
+    assert text.endswith("...")
+
+
 def test_only_internal_errors_hide_their_text() -> None:
     """The caller reads what it can fix, and for the rest gets the id of the log entry."""
     assert public_text(ModelNotFound("m"), "") == str(ModelNotFound("m"))
