@@ -14,9 +14,9 @@ import tritonclient.grpc
 import tritonclient.http
 
 import hloserve
-from hloserve.core.dtypes import by_numpy
+from hloserve.core.dtypes import BYTES, by_numpy
 
-__all__ = ["TOLERANCE", "Arrays", "compare_served", "parse_addresses"]
+__all__ = ["TOLERANCE", "Arrays", "ask_triton", "compare_served", "parse_addresses"]
 
 TOLERANCE = 1e-4
 
@@ -65,8 +65,8 @@ def compare_served(
     ):
         asks: dict[str, Ask] = {
             "hloserve.Client": lambda inputs: own.infer(model, dict(inputs)),
-            "tritonclient.grpc": _triton(tritonclient.grpc, over_grpc, model),
-            "tritonclient.http": _triton(tritonclient.http, over_http, model),
+            "tritonclient.grpc": ask_triton(tritonclient.grpc, over_grpc, model),
+            "tritonclient.http": ask_triton(tritonclient.http, over_http, model),
         }
         for size in sizes:
             inputs = {name: array[:size] for name, array in rows.items()}
@@ -88,11 +88,17 @@ def _largest_error(got: Arrays, expected: Arrays) -> float:
     )
 
 
-def _triton(module: Any, client: Any, model: str) -> Ask:
+def ask_triton(module: Any, client: Any, model: str) -> Ask:
+    """How to ask a model by Triton's client; `module` is its `tritonclient.http` or `.grpc`.
+
+    Arrays of objects are strings, `BYTES` of the protocol.
+    """
+
     def ask(inputs: Arrays) -> Arrays:
         tensors = []
         for name, array in inputs.items():
-            tensor = module.InferInput(name, array.shape, by_numpy(array.dtype).kserve)
+            datatype = BYTES if array.dtype == object else by_numpy(array.dtype)
+            tensor = module.InferInput(name, array.shape, datatype.kserve)
             tensor.set_data_from_numpy(array)
             tensors.append(tensor)
         result = client.infer(model, tensors)

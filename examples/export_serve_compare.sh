@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Export an example's model, check the bundle, serve it, ask three clients, compare with the source.
 # Run in an environment that has hloserve's dev group; the ports are the system's choice.
-# Usage: examples/export_serve_compare.sh [--no-checkpoint] EXAMPLE [ARGUMENT...]
+# Usage: examples/export_serve_compare.sh [--no-checkpoint] [--repository] EXAMPLE [ARGUMENT...]
 # EXAMPLE is the name of a directory beside this file; the ARGUMENTs are those of its make_bundle.
 # With --no-checkpoint its weights come from elsewhere, and no file of them is written and compared.
+# With --repository its make_bundle writes several bundles, and is given the directory for them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,12 +21,18 @@ if [ "$1" = --no-checkpoint ]; then
   checkpoint=()
   shift
 fi
+target=
+if [ "$1" = --repository ]; then
+  target=$work/repository
+  shift
+fi
 example=$1
 shift
+target=${target:-$work/repository/$example}
 
-python -m "examples.$example.make_bundle" "$work/repository/$example" "${checkpoint[@]}" "$@"
+python -m "examples.$example.make_bundle" "$target" "${checkpoint[@]}" "$@"
 
-hloserve check --run "$work/repository/$example"
+hloserve check --run "$target"
 
 hloserve serve "$work/repository" --http-port 0 --grpc-port 0 --admin-port 0 \
   --ports-file "$work/ports.json" &
