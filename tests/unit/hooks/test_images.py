@@ -1,9 +1,11 @@
 """Images for hooks: what comes out of every kind of file, and that hostile ones are refused."""
 
+import re
 import subprocess
 import sys
 import tracemalloc
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,10 @@ from support.image_files import (
 )
 
 from hloserve.core.errors import InvalidInput
-from hloserve.core.tensors import Array
+from hloserve.core.tensors import Array, NamedTensor
 from hloserve.hooks import vision
+from hloserve.hooks.registration import collect_registrations
+from hloserve.hooks.tensor_list import TensorList
 
 PNG, JPEG = encoded(COLOURS), encoded(COLOURS, "JPEG", quality=95)
 
@@ -316,6 +320,22 @@ def test_missing_pillow_is_told_when_the_hook_file_is_run() -> None:
     )
 
     assert "images in hooks need Pillow: pip install 'hloserve[vision]'" in done.stdout
+
+
+def test_example_of_the_page_makes_a_batch_of_pictures() -> None:
+    """Code is taken from docs/hooks.md; each element becomes an image of one size."""
+    page = (Path(__file__).parents[3] / "docs" / "hooks.md").read_text()
+    (code,) = re.findall(r"```python\n((?:(?!```).)*?decode_image.*?)```", page, re.S)
+    pictures = TensorList([NamedTensor("picture", np.array([[PNG], [JPEG]], object))])
+
+    with collect_registrations() as registered:
+        exec(code, {})  # our own page
+    preprocess = registered.models[0].preprocess
+    assert preprocess is not None
+    image = preprocess(pictures)["image"]
+
+    assert (2, 3, 224, 224) == image.shape
+    assert [200, 0, 0] == image[0, :, 0, 0].tolist()
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
