@@ -82,7 +82,7 @@ class ModelControl:
 
     def status(self) -> ControlStatus:
         """The device and every model that serves."""
-        weights = _NOT_OPEN if self.residency is None else self.residency.status()
+        weights = ResidencyStatus() if self.residency is None else self.residency.status()
         return ControlStatus(
             residency_mode=_MODES[weights.mode],
             discipline=self._discipline,
@@ -187,20 +187,3 @@ class ModelControl:
                 " scheduler.models.<model>.residency"
             )
         return self.residency
-
-
-_NOT_OPEN = ResidencyStatus(
-    mode=ResidencyMode.EVERYTHING,
-    max_bytes=None,
-    resident_bytes=0,
-    pinned_bytes=0,
-    scratch_bytes=0,
-    loads=0,
-    evictions=0,
-    hits=0,
-    load_ns=0,
-    loaded_bytes=0,
-    compactions=0,
-    models={},
-)
-"""What there is to say of weights while there is no device."""

@@ -5,7 +5,7 @@ serves. What does not: who fulfils it (`hloserve.engine.residency.weight_cache`)
 that carries it over the wire (`hloserve.server`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -46,16 +46,16 @@ class ModelResidency:
     is_on_host: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencyStatus:
-    """The weights of one device.
+    """The weights of one device; without arguments, what there is to say before it is open.
 
     Attributes:
         mode: who decides.
         max_bytes: most bytes of weights that are on the device without being pinned; None for no
             budget.
-        pool_bytes: most bytes of all weights, the pinned ones included; None likewise.
         resident_bytes: what these take now.
+        pool_bytes: most bytes of all weights, the pinned ones included; None likewise.
         pinned_bytes: weights of models whose floor is the device.
         scratch_bytes: what the programs of one model take beside weights, at most; 0 when the
             device does not say.
@@ -68,19 +68,19 @@ class ResidencyStatus:
         models: by model; those that have weights or floors here.
     """
 
-    mode: ResidencyMode
-    max_bytes: int | None
-    pool_bytes: int | None = field(default=None, kw_only=True)
-    resident_bytes: int
-    pinned_bytes: int
-    scratch_bytes: int
-    loads: int
-    evictions: int
-    hits: int
-    load_ns: int
-    loaded_bytes: int
-    compactions: int
-    models: dict[DeviceModel, ModelResidency]
+    mode: ResidencyMode = ResidencyMode.EVERYTHING
+    max_bytes: int | None = None
+    resident_bytes: int = 0
+    pool_bytes: int | None = None
+    pinned_bytes: int = 0
+    scratch_bytes: int = 0
+    loads: int = 0
+    evictions: int = 0
+    hits: int = 0
+    load_ns: int = 0
+    loaded_bytes: int = 0
+    compactions: int = 0
+    models: Mapping[DeviceModel, ModelResidency] = field(default_factory=dict)
 
 
 class ResidencyControl(Protocol):

@@ -179,16 +179,7 @@ class AllOnDevice(EverythingResident, DeviceWeights):
             placed = dict(self._placed)
         return ResidencyStatus(
             mode=ResidencyMode.EVERYTHING,
-            max_bytes=None,
             resident_bytes=sum(each.nbytes for each in placed.values()),
-            pinned_bytes=0,
-            scratch_bytes=0,
-            loads=0,
-            evictions=0,
-            hits=0,
-            load_ns=0,
-            loaded_bytes=0,
-            compactions=0,
             models={
                 model: ModelResidency(Floor.DEVICE, each.nbytes, True, each.copy is not None)
                 for model, each in placed.items()
