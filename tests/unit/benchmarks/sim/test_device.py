@@ -155,3 +155,27 @@ def test_what_runs_is_not_evicted_for_what_comes() -> None:
         record = device.run(1, [Arrival(0, "a"), Arrival(0, "b")])
 
         assert [10 * _MS, 10 * _MS] == [batch.load_ns for batch in record.batches]
+
+
+def test_time_passes_between_batches() -> None:
+    """What a dispatch costs beside computing delays the next one, and not the answer."""
+    models = _one({1: 0.010})
+
+    record = Device(models, scheduler_config(models), overhead_s=0.002).run(
+        1, [Arrival(0, "m"), Arrival(0, "m")]
+    )
+
+    assert [10 * _MS, 22 * _MS] == [answer.ended_ns for answer in record.answers]
+
+
+def test_weights_of_who_waits_are_not_evicted() -> None:
+    """The server's choice hears who waits: their weights stay, though others are used more."""
+    models = [SimModel(name=name, costs_s={1: 0.001}) for name in "abc"]
+    sizes, load_time = dict.fromkeys("abc", 100), LoadTime(0.010, 1e12)
+    loading = Loading(Ours(sizes, 200, load_time), sizes, load_time, is_ahead=False)
+    arrivals = [Arrival(n * 50 * _MS, name) for n, name in enumerate("abbb")]
+    arrivals += [Arrival(500 * _MS + late, name) for late, name in enumerate("bca")]
+
+    record = Device(models, scheduler_config(models, "fifo"), loading).run(1, arrivals)
+
+    assert [("c", 10 * _MS), ("a", 0)] == [(b.model, b.load_ns) for b in record.batches[-2:]]

@@ -29,7 +29,7 @@ def test_faults_are_those_of_the_textbook(way: str, faults: int) -> None:
 @pytest.mark.parametrize("law", ["equal", "mixed"])
 @pytest.mark.parametrize("exponent", [0.8, 1.0, 1.2])
 @pytest.mark.parametrize("seed", [11, 12, 13])
-def test_ours_hits_at_least_as_often_as_lru(law: str, exponent: float, seed: int) -> None:
+def test_ours_hits_more_often_than_lru(law: str, exponent: float, seed: int) -> None:
     """Fifty models of five times the budget: more hits than LRU, and less time for loads.
 
     Source: issue "Must show".
@@ -49,8 +49,8 @@ def test_ours_hits_at_least_as_often_as_lru(law: str, exponent: float, seed: int
         )
     )
 
-    assert ours.hit_fraction >= lru.hit_fraction
-    assert ours.load_s <= lru.load_s
+    assert ours.hit_fraction > lru.hit_fraction
+    assert ours.load_s < lru.load_s
     if law == "equal":
         assert best.hit_fraction >= ours.hit_fraction
 
