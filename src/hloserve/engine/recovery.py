@@ -13,6 +13,7 @@ Threading: the one that owns the device, while nothing is in flight.
 """
 
 import logging
+from weakref import WeakSet
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import (
@@ -23,6 +24,7 @@ from hloserve.core.errors import (
     HloserveError,
     Unavailable,
     WeightsNotResident,
+    WeightsUnreadable,
 )
 from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
@@ -55,6 +57,7 @@ class Recovery:
         self._clock = clock
         self._residency = residency
         self.lost: DeviceLost | None = None
+        self._unreadable: WeakSet[DeviceModel] = WeakSet()  # whose weights the log has told of
 
     def recover(
         self, dispatch: Dispatch, error: Exception, *, had_company: bool
@@ -71,6 +74,9 @@ class Recovery:
         """
         model, requests = dispatch.model, dispatch.requests
         if isinstance(error, WeightsNotResident):  # refused, and perhaps often: nothing has failed
+            return None, [self._failure(error, model) for _ in requests]
+        if isinstance(error, WeightsUnreadable):  # until it is loaded again, whoever asks
+            self._tell_unreadable(model, error.reason)
             return None, [self._failure(error, model) for _ in requests]
         log_event(
             log, "dispatch_failed", level=logging.ERROR, error=error, model=model.name,
@@ -91,6 +97,15 @@ class Recovery:
         if len(requests) == 1 or isinstance(error, Unavailable) or self._is_lost(error):
             return None, [self._failure(error, model) for _ in requests]
         return None, [self._retry(model, request) for request in requests]
+
+    def _tell_unreadable(self, model: DeviceModel, reason: str) -> None:
+        if model in self._unreadable:
+            return
+        self._unreadable.add(model)
+        log_event(
+            log, "weights_unreadable", level=logging.ERROR, model=model.name, reason=reason,
+            hint="requests that need them are refused until the model is loaded again",
+        )  # fmt: skip
 
     def _retry(self, model: DeviceModel, request: QueuedRequest) -> Outcome:
         if request.is_cancelled:

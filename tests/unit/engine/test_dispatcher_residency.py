@@ -33,7 +33,7 @@ class _Refusing(EverythingResident):
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(WeightsNotResident("m"), []), (WeightsUnreadable("m", "gone"), ["dispatch_failed"])],
+    [(WeightsNotResident("m"), []), (WeightsUnreadable("m", "gone"), ["weights_unreadable"])],
 )
 def test_all_requests_of_a_batch_are_told_at_once(
     error: HloserveError, told: list[str], caplog: pytest.LogCaptureFixture
@@ -52,3 +52,22 @@ def test_all_requests_of_a_batch_are_told_at_once(
             outcome_of(caller)
     assert (1, 3) == (residency.leases, model.statistics.failed_count)
     assert told == [record.message.split()[0] for record in caplog.records]
+
+
+def test_weights_that_cannot_be_read_are_in_the_log_once_for_each_load_of_their_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the reason and without a traceback: somebody wrote a file, and everybody asks."""
+    caplog.set_level(logging.WARNING, logger="hloserve")
+    backend = FakeBackend()
+    old, new = build_model(backend, sizes=[1]), build_model(backend, sizes=[1])
+    residency = _Refusing(WeightsUnreadable("m", "it was written"))
+    with Engine(backend, old, new, residency=residency) as engine:
+        for model in (old, old, new):
+            caller = request(model, 1)
+            engine.scheduler.submit([caller])
+            engine.run(caller)
+
+    told = [record for record in caplog.records if record.message.startswith("weights_unreadable")]
+    assert ["it was written"] * 2 == [vars(record)["hloserve_fields"]["reason"] for record in told]
+    assert [None, None] == [record.exc_info for record in told]
