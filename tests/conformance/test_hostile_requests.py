@@ -419,7 +419,7 @@ def test_methods_that_are_not_served_say_so(asker: Asker, method: str) -> None:
         getattr(asker.stub, method)(getattr(service_pb2, f"{method}Request")(), timeout=30)
 
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "CUDA shared memory (system shared memory is)" in caught.value.details()
+    assert "CUDA shared memory (unlike system shared memory)" in caught.value.details()
 
 
 def test_server_survives_all_of_the_above(asker: Asker) -> None:

@@ -72,4 +72,4 @@ def _answering(method: Callable[[Rpc], bytes]) -> Handler:
 
 
 def _refuse_cuda(rpc: Rpc) -> None:
-    rpc.fail(NotImplementedYet("CUDA shared memory (system shared memory is)"))
+    rpc.fail(NotImplementedYet("CUDA shared memory (unlike system shared memory)"))

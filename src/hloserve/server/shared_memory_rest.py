@@ -66,4 +66,4 @@ class SharedMemoryEndpoints:
 
 
 def _refuse_cuda(exchange: Exchange, region: str, _: str) -> None:
-    raise NotImplementedYet("CUDA shared memory (system shared memory is)")
+    raise NotImplementedYet("CUDA shared memory (unlike system shared memory)")
