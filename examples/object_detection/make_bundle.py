@@ -19,9 +19,9 @@ import numpy as np
 from examples.object_detection.network import CHANNELS, CONFIG, SIDE, load_detector, stage1, stage2
 from examples.object_detection.shapes import CLASSES, draw_picture
 from hloserve import IOSpec, write_meta_bundle
-from hloserve.export import TwoStageDetector, export_jax, export_two_stage_detector
+from hloserve.export import DetectorConfig, TwoStageDetector, export_jax, export_two_stage_detector
 
-__all__ = ["REGION_BATCHES", "main", "write_bundles"]
+__all__ = ["REGION_BATCHES", "constants_text", "main", "write_bundles"]
 
 REGION_BATCHES = (8, 32)
 """Regions per execution of the second network; the largest is `post_nms_top`."""
@@ -60,7 +60,7 @@ def write_bundles(repository: Path) -> None:
         [_ROWS],
         (_HOOKS / "two_stage.py").read_text(),
         description="as shapes, but in two programs with NumPy between them",
-        files={"detector.json": json.dumps(asdict(CONFIG), default=_as_list)},
+        files={"detector.json": constants_text(CONFIG)},
         overwrite=True,
     )
     write_meta_bundle(
@@ -116,8 +116,9 @@ def _write_stages(repository: Path, detector: TwoStageDetector, image: Any) -> N
     )
 
 
-def _as_list(array: Any) -> Any:
-    return np.asarray(array).tolist()
+def constants_text(config: DetectorConfig) -> str:
+    """The constants of a detector as the JSON that `hooks/two_stage.py` reads."""
+    return json.dumps(asdict(config), default=lambda array: np.asarray(array).tolist())
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ from hloserve.hooks.vision import iou
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.xla,
-    # Four programs are proved, and compiled twice.
-    pytest.mark.timeout(240),
+    # Four programs are proved, checked and served, in processes of their own: 30 s of CPU time.
+    pytest.mark.timeout(480),
 ]
 
 _ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
         ["examples/object_detection/run.sh", str(picture), str(repository)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
         cwd=_ROOT,
         env={**os.environ, "PATH": f"{Path(HLOSERVE).parent}{os.pathsep}{os.environ['PATH']}"},

@@ -1,14 +1,25 @@
 """The pieces of the object detection example: its pictures, and how detections are compared."""
 
 import math
+import runpy
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from examples.object_detection.compare import COUNTS, difference, picture_of
+from examples.object_detection.make_bundle import constants_text
+from examples.object_detection.network import CHANNELS, CONFIG, SIDE
 from examples.object_detection.shapes import CLASSES, draw_picture
+from hloserve.core.tensors import NamedTensor
+from hloserve.hooks.registration import collect_registrations
+from hloserve.hooks.tensor_list import TensorList
 from hloserve.hooks.vision import iou
 
+HOOKS = Path(__file__).parents[3] / "examples" / "object_detection" / "hooks"
 ROWS = np.array([[0, 0, 9, 9, 0.9, 1], [20, 20, 30, 30, 0.9, 1]], np.float32)
 
 
@@ -60,3 +71,27 @@ def test_other_detections_differ_without_limit() -> None:
     assert (math.inf, math.inf) == difference(ROWS, ROWS[:1])
     assert (math.inf, math.inf) == difference(ROWS[:1], ROWS)
     assert (math.inf, math.inf) == difference(ROWS, other)
+
+
+def test_no_proposals_are_no_rows_and_no_call(tmp_path: Path) -> None:
+    """The second network is not asked about regions that there are none of."""
+    hook = Path(shutil.copy(HOOKS / "two_stage.py", tmp_path))
+    strict = replace(CONFIG, proposal_score_threshold=0.9)
+    (tmp_path / "detector.json").write_text(constants_text(strict))
+    with collect_registrations() as registered:
+        runpy.run_path(str(hook))
+    called = []
+
+    def call(name: str, inputs: Any) -> dict[str, Any]:
+        called.append(name)
+        return {
+            f"{kind}_{level}": np.zeros((1, channels, SIDE // stride, SIDE // stride), np.float32)
+            for kind, channels in (("feat", CHANNELS), ("obj", 3), ("delta", 12))
+            for level, stride in enumerate((8, 16))
+        }
+
+    image = np.zeros((1, 3, SIDE, SIDE), np.uint8)
+    answer = registered.metas[0].run(TensorList([NamedTensor("INPUT__0", image)]), call)
+
+    assert ["shapes_stage1"] == called
+    assert (0, 6) == answer["OUTPUT__0"].shape
