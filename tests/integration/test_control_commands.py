@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.demo_server import HLOSERVE, ServerProcess, running
+from support.server_worker import running_worker, write_scale
 
 import hloserve
 
@@ -17,9 +18,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.xla, pytest.mark.timeout(180)
 REPOSITORY = Path(hloserve.__file__).parent / "demo_repository"
 
 
-def _run(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [HLOSERVE, *arguments, "--url", server.grpc],
+        [HLOSERVE, *arguments, "--url", url],
         capture_output=True,
         text=True,
         check=False,
@@ -28,7 +29,7 @@ def _run(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def _digits(server: ServerProcess) -> dict[str, Any]:
-    done = _run(server, "status", "--json")
+    done = _run(server.grpc, "status", "--json")
     assert 0 == done.returncode, done.stderr
     (model,) = json.loads(done.stdout)["models"]
     return dict(model)
@@ -48,14 +49,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def test_model_is_served_from_its_pin_to_its_unpin(server: ServerProcess) -> None:
     """`pin` brings the weights, `unpin` takes them away, and `status` shows where they are."""
-    before = _run(server, "infer", "digits", "image=zeros")
-    pinned = _run(server, "pin", "digits")
+    before = _run(server.grpc, "infer", "digits", "image=zeros")
+    pinned = _run(server.grpc, "pin", "digits")
     there = _digits(server)
-    served = _run(server, "infer", "digits", "image=zeros")
-    shown = _run(server, "status")
-    on_host = _run(server, "pin", "digits", "--to", "system")
-    unpinned = _run(server, "unpin", "digits")
-    after = _run(server, "infer", "digits", "image=zeros")
+    served = _run(server.grpc, "infer", "digits", "image=zeros")
+    shown = _run(server.grpc, "status")
+    on_host = _run(server.grpc, "pin", "digits", "--to", "system")
+    unpinned = _run(server.grpc, "unpin", "digits")
+    after = _run(server.grpc, "infer", "digits", "image=zeros")
 
     assert (1, 1) == (before.returncode, after.returncode)
     assert "digits" in before.stderr
@@ -77,7 +78,7 @@ def test_model_is_served_from_its_pin_to_its_unpin(server: ServerProcess) -> Non
 
 def test_weight_of_a_model_is_set(server: ServerProcess) -> None:
     """`weight` prints it, and `status` shows it."""
-    done = _run(server, "weight", "digits", "2.5")
+    done = _run(server.grpc, "weight", "digits", "2.5")
 
     assert (0, "digits: weight 2.5\n") == (done.returncode, done.stdout)
     assert 2.5 == _digits(server)["weight"]
@@ -85,7 +86,7 @@ def test_weight_of_a_model_is_set(server: ServerProcess) -> None:
 
 def test_memory_is_compacted(server: ServerProcess) -> None:
     """Where a controller decides, no weights are loaded again."""
-    done = _run(server, "compact", "digits", "absent")
+    done = _run(server.grpc, "compact", "digits", "absent")
 
     assert 0 == done.returncode
     assert "0 of 2 models loaded again; 0 B" in done.stdout
@@ -96,7 +97,7 @@ def test_memory_is_compacted(server: ServerProcess) -> None:
 )
 def test_unknown_model_is_told(server: ServerProcess, arguments: list[str]) -> None:
     """In the server's words, with status 1."""
-    done = _run(server, *arguments)
+    done = _run(server.grpc, *arguments)
 
     assert (1, "") == (done.returncode, done.stdout)
     assert done.stderr.startswith("error: model 'absent' is not served here")
@@ -104,10 +105,10 @@ def test_unknown_model_is_told(server: ServerProcess, arguments: list[str]) -> N
 
 def test_worker_without_a_budget_says_what_to_set(tmp_path: Path) -> None:
     """`pin` fails with the settings in its message; the other commands work."""
-    repository = tmp_path / "models"
-    shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns(".cache"))
-    with running(tmp_path, "serve", str(repository)) as plain:
-        refused = _run(plain, "pin", "digits")
+    write_scale(tmp_path)
+    with running_worker(tmp_path) as worker:
+        plain = worker.addresses.urls["grpc"]
+        refused = _run(plain, "pin", "scale")
         compacted = _run(plain, "compact")
         shown = _run(plain, "status")
 

@@ -194,7 +194,9 @@ def _wait_for(is_so: Any) -> None:
 def test_sub_model_is_reloaded_and_renamed_under_load(tmp_path: Path) -> None:
     """Each answer is of one generation of it; while it is away, calls name what is missing."""
     repository = _write_both(tmp_path / "repository")
-    with server_process(repository, tmp_path) as server:
+    node = tmp_path / "node.yaml"
+    node.write_text("model_removal_seconds: 1\nmodel_settle_seconds: 0.25\n")
+    with server_process(repository, tmp_path, "--config", str(node)) as server:
         _reload_under_load(server, repository)
         _rename_and_come_back(server, repository)
 
