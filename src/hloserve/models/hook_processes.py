@@ -8,7 +8,7 @@ Rules.
 1. A process serves one request at a time. One that dies fails that request, and is started again
    for the next one.
 2. A request is answered at its deadline, whatever its hook does. The hook may go on for
-   `GRACE_S`, since many a slow one comes back; then its process is ended.
+   `grace_s`, since many a slow one comes back; then its process is ended.
 3. A process runs the files that the bundle had when it was loaded, or none: when they have changed
    meanwhile, one that died is not started again before the bundle is reloaded.
 
@@ -84,14 +84,18 @@ class HookProcesses:
         bundle: its directory.
         name: the model's.
         post: brings results to the loop thread.
+        grace_s: how long a hook may go on when nobody waits for it any more.
 
     Attributes:
         name: the model's, also after a rename.
         start_timeout_s: how long the hook file may run; None for as long as it likes.
     """
 
-    def __init__(self, count: int, bundle: Path, name: str, post: Post) -> None:
+    def __init__(
+        self, count: int, bundle: Path, name: str, post: Post, grace_s: float = GRACE_S
+    ) -> None:
         self.name = name
+        self.grace_s = grace_s
         self._bundle = bundle
         self._post = post
         self.start_timeout_s: float | None = None
@@ -318,7 +322,7 @@ class _Worker:
             if child.has_ended and not child.connection.poll():
                 raise EOFError  # though what it has started keeps the connection open
             if gone_ns:
-                if now_ns - gone_ns > GRACE_S * 1e9:
+                if now_ns - gone_ns > self._pool.grace_s * 1e9:
                     self._give_up(job)
                     return False
             elif now_ns >= job.deadline_ns:
@@ -360,7 +364,7 @@ class _Worker:
         self._end()
         log_event(
             log, "hook_did_not_return", level=logging.ERROR, model=self._pool.name, hook=job.role,
-            seconds_after_the_deadline=GRACE_S,
+            seconds_after_the_deadline=self._pool.grace_s,
         )  # fmt: skip
 
     def _end(self, patience_s: float = 0.0) -> str:

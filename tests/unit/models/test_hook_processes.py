@@ -29,6 +29,7 @@ from hloserve.models.hook_frames import SharedBlock, read_tensors, write_tensors
 from hloserve.models.hook_processes import HookProcesses
 from hloserve.models.loader import LoadOptions, load_model
 
+GRACE_S = 0.1
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 HOOKS = """
@@ -89,7 +90,7 @@ def bundle(tmp_path: Path) -> Path:
 @pytest.fixture
 def processes(bundle: Path, loop: Loop) -> Iterator[HookProcesses]:
     """One process."""
-    pool = HookProcesses(1, bundle, "m", loop.post)
+    pool = HookProcesses(1, bundle, "m", loop.post, GRACE_S)
     pool.start(PATIENCE_S)
     yield pool
     pool.close()
@@ -202,7 +203,7 @@ def test_request_whose_deadline_passed_while_it_waited_is_not_run(
 
 def test_each_process_serves_while_another_is_stuck(bundle: Path, loop: Loop) -> None:
     """A hook that does not return holds its own process only."""
-    pool = HookProcesses(2, bundle, "m", loop.post)
+    pool = HookProcesses(2, bundle, "m", loop.post, GRACE_S)
     pool.start(PATIENCE_S)
     stuck = pool.run("preprocess", _told(-4), NEVER_NS)
 
@@ -246,23 +247,23 @@ def test_changed_bundle_is_not_mixed_with_the_loaded_one(
 
 
 @pytest.mark.parametrize(
-    ("hooks", "complaint"),
+    ("hooks", "timeout_s", "complaint"),
     [
-        ("import nothing_of_that_name", "nothing_of_that_name"),
-        ("import os\nos._exit(3)", "exit status 3"),
-        ("import threading\nthreading.Event().wait()", "still runs after 2 s"),
+        ("import nothing_of_that_name", PATIENCE_S, "nothing_of_that_name"),
+        ("import os\nos._exit(3)", PATIENCE_S, "exit status 3"),
+        ("import threading\nthreading.Event().wait()", 0.5, "still runs after 0.5 s"),
     ],
     ids=["raises", "ends", "waits"],
 )
 def test_hook_file_that_cannot_run_fails_the_load(
-    tmp_path: Path, loop: Loop, hooks: str, complaint: str
+    tmp_path: Path, loop: Loop, hooks: str, timeout_s: float, complaint: str
 ) -> None:
     """The bundle's finding says what a hook on a thread would say, or how the process ended."""
     bundle = _bundle(tmp_path, hooks)
     pool = HookProcesses(1, bundle, "m", loop.post)
 
     with pytest.raises(HookProblem, match=complaint):
-        pool.start(2.0 if "waits" in hooks or "wait" in hooks else PATIENCE_S)
+        pool.start(timeout_s)
 
     assert not pool.process_ids or _ended(pool)
 
