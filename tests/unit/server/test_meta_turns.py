@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,13 +286,14 @@ def test_thread_that_run_leaves_behind_calls_no_more(tmp_path: Path) -> None:
         hooks = served.registry.get("meta").hooks
         assert hooks is not None
         assert hooks.run is not None
-        call = hooks.run.__globals__["kept"]["call"]
-        for late in (
+        call: Any = hooks.run.__globals__["kept"]["call"]
+        late: list[Callable[[], object]] = [
             lambda: call("scale", {"x": rows(1)}),
             lambda: call.scratch((4,), np.float32),
-        ):
+        ]
+        for use in late:
             with pytest.raises(BaseException, match=r"^$") as raised:
-                late()
+                use()
             assert not isinstance(raised.value, Exception)
         assert [] == served.executed
         assert served.service.metas.scratch_used_bytes == 0
