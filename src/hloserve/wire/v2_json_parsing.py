@@ -117,10 +117,10 @@ def parse_request(text: ByteString) -> Request:
     except msgspec.DecodeError as error:
         quoted = _quote_tokens(text)
         if quoted is None:
-            raise _not_json(error, len(text)) from error
+            raise _not_json(error, text) from error
         return _parse_general(quoted, text)
     except (RecursionError, UnicodeError) as error:
-        raise _not_json(error, len(text)) from error
+        raise _not_json(error, text) from error
 
 
 def _check_brackets(text: ByteString) -> None:
@@ -193,7 +193,7 @@ def _parse_general(text: ByteString, original: ByteString) -> Request:
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         if text is original and (quoted := _quote_tokens(text)) is not None:
             return _parse_general(quoted, original)
-        raise _not_json(error, len(original)) from error
+        raise _not_json(error, text) from error
 
 
 def _quote_tokens(text: ByteString) -> bytes | None:
@@ -204,11 +204,49 @@ def _quote_tokens(text: ByteString) -> bytes | None:
     return None if quoted == whole else quoted  # they stand inside strings
 
 
-def _not_json(error: Exception, text_bytes: int) -> MalformedBody:
-    if not text_bytes:
+def _not_json(error: Exception, text: ByteString) -> MalformedBody:
+    if not text:
         return MalformedBody("the body is empty; an infer request is a JSON object with inputs")
     if isinstance(error, msgspec.ValidationError):
-        return MalformedBody(f"the JSON is not an infer request: {error}")
+        what = f"the JSON is not an infer request: {error}"
+        return MalformedBody(f"{_name_place(str(error), text)}{what}")
     if isinstance(error, RecursionError):
         return MalformedBody("the JSON is nested too deeply")
     return MalformedBody(f"the body is not JSON: {error}")
+
+
+class _Tensor(msgspec.Struct):
+    name: str = ""
+    parameters: Any = None
+
+
+class _Names(msgspec.Struct):
+    """Nothing but what a message may need to name; the rest is skipped, not made."""
+
+    inputs: list[_Tensor] | None = None
+    outputs: list[_Tensor] | None = None
+    parameters: Any = None
+
+
+_PLACE = re.compile(r"`\$(?:\.(in|out)puts\[(\d+)\])?(\.parameters\[)?")
+
+
+def _name_place(reason: str, text: ByteString) -> str:
+    """Say by name what the parser's message has by number: ``input 'x': parameter 'a': ``."""
+    place = _PLACE.search(reason)
+    if place is None:
+        return ""
+    try:
+        names = msgspec.json.decode(text, type=_Names)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return ""
+    role, number, has_parameter = place.groups()
+    named, parameters = "", names.parameters
+    if role:
+        tensor = ((names.inputs if role == "in" else names.outputs) or [])[int(number)]
+        named, parameters = f"{role}put {tensor.name!r}: " if tensor.name else "", tensor.parameters
+    if has_parameter and isinstance(parameters, dict):
+        for key, value in parameters.items():
+            if not isinstance(value, bool | int | float | str):
+                return f"{named}parameter {key!r}: "
+    return named
