@@ -1,6 +1,6 @@
 """`hloserve serve`: start a server.
 
-The work is `hloserve.server.worker.serve`. Main thread.
+The work is `hloserve.server.serving.serve`. Main thread.
 """
 
 import sys
@@ -65,6 +65,6 @@ def serve(
         file, {**flags, "model_dirs": repositories or None, "include": include or None}
     )
     require_model_dirs(loaded)
-    from hloserve.server.worker import serve as serve_worker
+    from hloserve.server.serving import serve as serve_worker
 
     return serve_worker(loaded, ports_file=ports_file, show_progress=sys.stderr.isatty())

@@ -1,7 +1,7 @@
 """`hloserve demo`: serve the bundle that the package brings, and show how to ask it.
 
 What lives here: the text that the terminal shows, the page at `/demo`, and `run`. What does not:
-the server (`hloserve.server.worker`), the bundle's making (`examples/digits`) and the command's
+the server (`hloserve.server.serving`), the bundle's making (`examples/digits`) and the command's
 flags (`hloserve.cli.demo`). Called on the main thread; `run`'s announcement is made on the loop
 thread, once.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hloserve.config import LoadedConfig, WorkerConfig
 from hloserve.server.listeners import Addresses
-from hloserve.server.worker import serve
+from hloserve.server.serving import serve
 
 __all__ = [
     "DEMO_PATH",

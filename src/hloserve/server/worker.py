@@ -1,8 +1,8 @@
-"""One worker process, from its start to its end.
+"""The objects of one worker, and the order of their lives.
 
-What lives here: the objects of a worker, wired once, and the order of their lives: listen, load,
-serve, drain, end. What does not: loading a bundle (`models.loader`), the start-up set
-(`server.startup`), what is answered (`server.inference`). `serve` is called by the commands.
+What lives here: wiring them once; listen, load, serve, drain. What does not: the process around it
+(`server.serving`), loading a bundle (`models.loader`), the start-up set (`server.startup`), what is
+answered (`server.inference`).
 
 Rules.
 1. The ports are up before anything is compiled: live at once, ready when the start-up set is known.
@@ -19,18 +19,15 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import uvloop
-
 from hloserve import __version__
 from hloserve.config.loading import LoadedConfig
 from hloserve.config.resolving import (
     resolve_hook_threads,
     resolve_load_threads,
-    resolve_log_format,
 )
 from hloserve.config.schema import WorkerConfig
 from hloserve.core.clock import SystemClock
-from hloserve.core.logging import configure, log_event
+from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.programs.program_probe import ProgramProbe
@@ -47,7 +44,6 @@ from hloserve.server.device import build_dispatcher, open_weights
 from hloserve.server.grpc_services import build_grpc_services
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
-from hloserve.server.listening import allow_many_connections
 from hloserve.server.loading import BundleLoader
 from hloserve.server.machine_memory import build_budget
 from hloserve.server.metas import build_meta_threads
@@ -63,91 +59,18 @@ from hloserve.server.shared_memory import SharedMemory
 from hloserve.server.startup import (
     BackendFactory,
     Startup,
-    open_backend,
     repository_roots,
     startup_set,
 )
 from hloserve.server.watcher import Watcher, build_watcher
 from hloserve.server.worker_figures import WorkerFigures
 
-__all__ = ["Worker", "serve"]
+__all__ = ["Worker"]
 
 log = logging.getLogger(__name__)
 
 _SAME_SIGNAL_NS = 1_000_000_000
 """Wrappers like `timeout` and terminals send a signal twice; that is not impatience."""
-
-
-def serve(
-    loaded: LoadedConfig,
-    *,
-    ports_file: Path | None = None,
-    show_progress: bool | None = None,
-    on_ready: Callable[[Addresses], None] | None = None,
-    open_device: BackendFactory = open_backend,
-    pages: Mapping[str, Path] | None = None,
-) -> int:
-    """Run a worker until it is told to stop.
-
-    Args:
-        loaded: checked settings with their sources.
-        ports_file: written once all ports listen.
-        show_progress: draw loading on standard error; None for when it is a terminal.
-        on_ready: called on the loop thread when the start-up set is decided and a model serves.
-        open_device: makes the backend; tests hand in a fake one.
-        pages: static HTML pages of the REST port, by path.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        ConfigProblem: a port cannot be bound, or the ports file cannot be written.
-
-    Threading: the main thread, because it takes signals.
-    """
-    allow_many_connections()
-    is_terminal = sys.stderr.isatty()
-    configure(
-        resolve_log_format(loaded.config.logging, is_terminal=is_terminal).value,
-        loaded.config.logging.level,
-        erases_line=is_terminal,
-    )
-    progress = is_terminal if show_progress is None else show_progress
-    if progress:
-        # What is drawn of the start need not be logged as well.
-        logging.getLogger("hloserve.server.model_events").setLevel(logging.CRITICAL)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status, is_loading = runner.run(
-            _run(loaded, ports_file, progress, on_ready, open_device, pages or {})
-        )
-    if is_loading:
-        # A compilation cannot be interrupted, and must not have the interpreter torn down under it.
-        sys.stdout.flush()
-        logging.shutdown()
-        os._exit(status)
-    return status
-
-
-async def _run(
-    loaded: LoadedConfig,
-    ports_file: Path | None,
-    show_progress: bool,
-    on_ready: Callable[[Addresses], None] | None,
-    open_device: BackendFactory,
-    pages: Mapping[str, Path],
-) -> tuple[int, bool]:
-    def decided() -> None:
-        if on_ready is not None and worker.is_ready:
-            on_ready(addresses)
-
-    worker = Worker(loaded, pages, on_decided=decided)
-    worker.stop_on_signals()
-    addresses = await worker.listen(ports_file)
-    sys.stdout.write(addresses.describe())
-    sys.stdout.flush()
-    worker.load(open_device, show_progress=show_progress, probe=ProgramProbe())
-    await worker.wait_stopped()
-    return await worker.drain(), worker.is_loading
 
 
 class Worker:
