@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 __all__ = ["FOREIGN_KEYS"]
 
-_LATER = "is not available in this version"
-_FLEET = f"{_LATER}: a file describes one worker"
+_FLEET = "is not available in this version: a file describes one worker"
 
 FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("batch_policy",): "was removed; use scheduler.models.<name>.max_batch_size",
-    ("cache_dir",): _LATER,
+    ("cache_dir",): (
+        "is not a setting; use runtime.executable_cache_dir and runtime.autotune_cache_dir"
+    ),
     ("model_repo",): "is not a setting of a worker; use model_dirs",
     ("base_port",): "is not a setting of a worker; use endpoints.grpc_port",
     ("metrics_base_port",): "is not a setting of a worker; use endpoints.admin_port",

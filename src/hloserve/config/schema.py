@@ -256,7 +256,7 @@ class SharedMemoryConfig(Section, frozen=True, kw_only=True):
 
 
 class HooksConfig(Section, frozen=True, kw_only=True):
-    """The threads that run `preprocess` and `postprocess` of `model.py`."""
+    """What runs `preprocess` and `postprocess` of `model.py`."""
 
     threads: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     """Number of hook threads; `auto` is the number of CPUs, at least 2 and at most 8."""

@@ -143,7 +143,7 @@ def test_list_in_the_environment_is_separated_by_colons(tmp_path: Path) -> None:
             "$.scheduler.models.r",
             "residency: device",
         ),
-        ("cache_dir: x", "$", "not available"),
+        ("cache_dir: x", "$", "runtime.executable_cache_dir"),
         ("scheduler: {models: {r: {weight: 0}}}", "$.scheduler.models.r.weight", "0"),
         ("scheduler: {cost_ema_alpha: 0.2}", "$.scheduler", "is not a setting"),
         ("scheduler: {dispatch_timeout_seconds: 3}", "$.scheduler", "never enforced"),
