@@ -29,12 +29,14 @@ class Architecture:
         bundle: name of the bundle.
         prefix: in front of the encoder's tensors; the bare encoder has none.
         head: what follows the encoder; each has a weight and a bias.
+        classes: how many the head tells apart; None for a head that tells none.
         is_distilled: it is DistilBERT.
     """
 
     bundle: str
     prefix: str
     head: tuple[str, ...]
+    classes: int | None = None
     is_distilled: bool = False
 
 
@@ -50,10 +52,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
     ),
     "BertForSequenceClassification": Architecture(
-        "cross_encoder", "bert.", ("pooler.dense", "classifier")
+        "cross_encoder", "bert.", ("pooler.dense", "classifier"), classes=1
     ),
     "DistilBertForSequenceClassification": Architecture(
-        "sentiment", "distilbert.", ("pre_classifier", "classifier"), is_distilled=True
+        "sentiment",
+        "distilbert.",
+        ("pre_classifier", "classifier"),
+        classes=2,
+        is_distilled=True,
     ),
 }
 """By the name in ``architectures`` of config.json."""
@@ -91,7 +97,8 @@ class Checkpoint:
         sizes: of the encoder.
         weights: float32, by the names of BERT without prefix.
         vocabulary: the file.
-        longest: most tokens that a text may have.
+        longest: most tokens that a text may have: what sentence-transformers cuts texts to, or
+            else what there are positions for.
         labels: names of the classes.
     """
 
@@ -118,14 +125,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     layers, heads, activation = (config.get(keys[distilled]) for keys in _CONFIG.values())
     if activation != "gelu":
         raise SystemExit(f"{directory} computes with {activation!r}; this example with 'gelu'")
-    tokenizer = directory / "tokenizer_config.json"
-    if (
-        tokenizer.exists()
-        and json.loads(tokenizer.read_text("utf-8")).get("do_lower_case") is False
-    ):
-        raise SystemExit(
-            f"{directory} has a cased vocabulary; this example tokenises uncased texts"
-        )
+    if _optional(directory, "tokenizer_config.json").get("do_lower_case") is False:
+        raise SystemExit(f"{directory} is a cased model; the hooks here tokenise for uncased ones")
+    positions = config["max_position_embeddings"]
     labels = config.get("id2label", {})
     return Checkpoint(
         architecture=name,
@@ -133,7 +135,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         sizes=BertSizes(layers, heads, config.get("layer_norm_eps", 1e-12)),
         weights=_read_weights(_existing(directory, "model.safetensors"), architecture, layers),
         vocabulary=_existing(directory, "vocab.txt"),
-        longest=_longest(directory, config),
+        longest=min(
+            _optional(directory, "sentence_bert_config.json").get("max_seq_length", positions),
+            positions,
+        ),
         labels=tuple(labels[str(index)] for index in range(len(labels))),
     )
 
@@ -141,21 +146,15 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 def _existing(directory: Path, name: str) -> Path:
     file = directory / name
     if not file.exists():
-        hint = (
-            "; save_pretrained of transformers writes it" if name.endswith(".safetensors") else ""
-        )
+        hint = "; save_pretrained of transformers writes it" * name.endswith(".safetensors")
         raise SystemExit(f"{directory} has no {name}{hint}")
     return file
 
 
-def _longest(directory: Path, config: Mapping[str, Any]) -> int:
-    """What sentence-transformers cuts texts to, or else what there are positions for."""
-    cut: dict[str, int] = {}
-    file = directory / "sentence_bert_config.json"
-    if file.exists():
-        cut = json.loads(file.read_text("utf-8"))
-    positions: int = config["max_position_embeddings"]
-    return min(cut.get("max_seq_length", positions), positions)
+def _optional(directory: Path, name: str) -> Mapping[str, Any]:
+    file = directory / name
+    content: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return content
 
 
 def _read_weights(file: Path, architecture: Architecture, layers: int) -> Weights:
@@ -168,6 +167,9 @@ def _read_weights(file: Path, architecture: Architecture, layers: int) -> Weight
                 wanted = " or ".join(_stored_names(name, architecture))
                 raise SystemExit(f"{file} has no tensor {wanted}")
             weights[name] = tensors.get_tensor(found[0]).astype(np.float32)
+    classes = len(weights["classifier.bias"]) if architecture.classes else None
+    if classes != architecture.classes:
+        raise SystemExit(f"{file} tells {classes} classes apart, expected {architecture.classes}")
     decoder = weights.get("cls.predictions.decoder.weight")
     words = weights["embeddings.word_embeddings.weight"]
     if decoder is not None and np.array_equal(decoder, words):

@@ -103,7 +103,7 @@ def _show_sentiments(ask: Ask) -> None:
     best = ask("sentiment", {"texts": strings(_OPINIONS)}, {"probs": 1})["probs"]
     print("\nsentiments (sentiment)")
     for text, (found,) in zip(_OPINIONS, best, strict=True):
-        probability, _, label = found.decode().split(":")
+        probability, _, label = found.decode().split(":", 2)
         print(f"  {label} {float(probability):.3f}  {text}")
 
 

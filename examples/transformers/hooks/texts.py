@@ -12,7 +12,10 @@ __all__ = ["tokenise", "tokenise_pairs"]
 
 _BUNDLE = Path(__file__).parent
 _TOKENIZER = BertTokenizer(_BUNDLE / "vocab.txt")
-_LENGTHS = sorted(sizes["s"] for sizes in load_manifest(_BUNDLE).input_shapes)
+_MANIFEST = load_manifest(_BUNDLE)
+_LENGTHS = sorted(sizes["s"] for sizes in _MANIFEST.input_shapes) or [
+    _MANIFEST.executable_inputs[0].shape[1]
+]
 
 
 def tokenise(texts):
