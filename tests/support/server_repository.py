@@ -19,8 +19,9 @@ from hloserve.models.progress import NoProgress
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Look, look_at
 from hloserve.models.task_threads import TaskThreads
+from hloserve.server.load_watch import SLOW_S
 from hloserve.server.loading import BundleLoader
-from hloserve.server.repository import SLOW_S, Repository
+from hloserve.server.repository import Repository
 from hloserve.server.repository_events import RepositoryEvents, RepositorySettings
 
 QUIET_S = 1.0

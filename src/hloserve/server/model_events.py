@@ -1,7 +1,7 @@
 """What became of bundles, told to the log and to metrics.
 
 What lives here: log events and counters of loads, renames and removals. What does not: making them
-happen (`hloserve.server.repository`). Loop thread only.
+happen (`hloserve.server.repository`). Loop thread only, but for `model_loading`.
 """
 
 import logging

@@ -40,14 +40,12 @@ from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
 from hloserve.server.load_groups import LoadGroups
 from hloserve.server.load_outcomes import RETRY_S, may_pass, run_alone, settle
+from hloserve.server.load_watch import LoadWatch
 from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
 from hloserve.server.meta_relations import MetaRelations
 from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
 
 __all__ = ["Repository"]
-
-SLOW_S = 30.0
-"""A load that takes this long is told of, and again after each doubling."""
 
 
 @dataclass(slots=True)
@@ -91,6 +89,7 @@ class Repository:
         self._settings = settings
         self._relations = MetaRelations(registry, events)
         self._groups = LoadGroups(registry)
+        self._watch = LoadWatch(events, later, post)
         self._quiet_ns = round(settings.quiet_s * 1e9)
         self._gone_ns = round(max(settings.gone_s, settings.quiet_s) * 1e9)
         self.look_soon: Callable[[], object] = lambda: None
@@ -264,20 +263,15 @@ class Repository:
             return
         self._loads[name] = load = _Load(found)
         self._registry.set_loading(name)
-        self._events.model_loading(name)
-        self._later(SLOW_S, self._tell_slow, name, load, SLOW_S)
         run_alone(self._load(name, load))
-
-    def _tell_slow(self, name: str, load: _Load, seconds: float) -> None:
-        if self._loads.get(name) is load and not self._is_closed:
-            self._events.model_slow(name, seconds)
-            self._later(seconds, self._tell_slow, name, load, 2 * seconds)
 
     async def _load(self, name: str, load: _Load) -> None:
         assert self._loader is not None, "loads begin after the device is there"
         error: Exception | None = None
         try:
-            loaded = await self._threads.run(self._loader, load.found, self._executables_of(name))
+            known = self._executables_of(name)
+            run = self._watch.run
+            loaded = await self._threads.run(run, name, self._loader, load.found, known)
             if self._registry.is_serving(name):
                 await self._groups.arrive(loaded.model, self._loads)
         except Exception as raised:  # noqa: BLE001  # the edge of a load: told

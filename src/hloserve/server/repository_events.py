@@ -1,7 +1,7 @@
 """What a repository is told at its making, and whom it tells.
 
 What lives here: the settings and the seams of `hloserve.server.repository`. Immutable; what is
-called is called on the loop thread.
+called is called on the loop thread, but for the beginning of a load.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,13 @@ class Later(Protocol):
 
 
 class RepositoryEvents(Protocol):
-    """Hears what became of bundles, on the loop thread; the log, metrics and progress do."""
+    """Hears what became of bundles; the log, metrics and progress do.
+
+    Threading: loop thread, except where a method says otherwise.
+    """
 
     def model_loading(self, name: str) -> None:
-        """A load begins."""
+        """A load begins. Threading: a load thread, so that it is told before anything runs."""
         ...
 
     def model_slow(self, name: str, seconds: float) -> None:

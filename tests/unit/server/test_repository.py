@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from hloserve.core.errors import ModelNotFound, ModelNotReady, NotPossibleNow, ShuttingDown
 from hloserve.core.tickets import Call, Ticket
+from hloserve.engine.backend import Executable, Program
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.fake_programs import FakeProgram
 from hloserve.models.model import Model
@@ -38,6 +40,19 @@ class _Touching(FakeBackend):
     def read_program(self, artifact: bytes, source: str) -> FakeProgram:
         os.utime(self._file, ns=(1, 1))
         return super().read_program(artifact, source)
+
+
+class _SlowCompiler(FakeBackend):
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    @override
+    def compile(self, program: Program, model: str) -> Executable:
+        assert self.go.wait(60)
+        return super().compile(program, model)
 
 
 def _outcome(ticket: Ticket[None]) -> object:
@@ -455,17 +470,28 @@ def test_unfollowed_repository_lists_what_is_there(tmp_path: Path) -> None:
 
 
 def test_load_that_takes_long_is_told_of(tmp_path: Path) -> None:
-    """Again after each doubling, for as long as it lasts."""
-    write_scale(tmp_path, "a")
-    with repository_under_test(tmp_path) as under_test:
+    """Again after each doubling, for as long as it lasts, and not while it waits for a thread."""
+    for name in ("a", "b", "c"):
+        write_scale(tmp_path, name)
+    backend = _SlowCompiler()
+    with repository_under_test(tmp_path, backend) as under_test:
         under_test.repository.begin(under_test.loader, under_test.seen().bundles)
-        (first,) = under_test.slow_pauses
-        first()
-        assert ["slow a 30"] == under_test.heard.take()
-        assert ["loaded a", "started 1, failed 0"] == under_test.settle()
+        while len(under_test.slow_pauses) < 2:  # as many as there are load threads
+            under_test.loop.run_one()
+        assert {"a", "b"} == set(under_test.heard.loading)
+        for seconds in ("30", "60"):
+            pauses, under_test.slow_pauses = under_test.slow_pauses, []
+            for pause in pauses:
+                pause()
+            assert {f"slow a {seconds}", f"slow b {seconds}"} == set(under_test.heard.take())
+        backend.go.set()
+        under_test.settle()
+        assert {"a", "b", "c"} == set(under_test.heard.loading)
 
-        for later in under_test.slow_pauses:
-            later()
+        for pause in under_test.slow_pauses:
+            pause()
+        for _ in range(2):
+            assert 60 == under_test.wait()
 
         assert [] == under_test.heard.take()
 
