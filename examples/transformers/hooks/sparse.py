@@ -1,11 +1,13 @@
 """Scores of all terms as those few that count, in compressed sparse rows."""
 
+from typing import Any
+
 import numpy as np
 
 __all__ = ["sparsify"]
 
 
-def sparsify(scores):
+def sparsify(scores: Any) -> dict[str, Any]:
     """Keep what is not 0.00 when rounded to two digits, half to even; values stay unrounded.
 
     Shapes:
