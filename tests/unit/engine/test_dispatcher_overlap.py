@@ -92,22 +92,17 @@ def test_each_batch_in_flight_has_staging_memory_of_its_own() -> None:
     assert backend.pinned == []
 
 
-def test_poisoned_batch_harms_neither_its_neighbours_nor_the_batch_behind_it() -> None:
-    """The one behind ends first; then the requests of the failed one run alone."""
+def _run_two_batches(*values: int) -> tuple[FakeBackend, list[QueuedRequest]]:
+    """Let two batches of two be in flight on a device where 13 fails, and answer all."""
     backend = _ahead(fail_when=lambda arguments: bool((arguments[0] == 13).any()))
     model = build_model(backend, sizes=[1, 2])
     with Engine(backend, model, in_flight=2) as engine:
-        callers = [request(model, value) for value in (1, 13, 2, 3)]
+        callers = [request(model, value) for value in values]
         engine.scheduler.submit(callers)
         _wait_for_transfers(backend, 2)
         engine.run(*callers)
-
-    assert [_first(callers[place]) for place in (0, 2, 3)] == [[2], [4], [6]]
-    with pytest.raises(BackendFailed, match="told to fail"):
-        outcome_of(callers[1])
-    assert backend.executed == [(2, 3), (2, 3), (1, 3), (1, 3)]
-    assert backend.most_in_flight == 2
     assert backend.in_use_bytes == model_bytes(model)
+    return backend, callers
 
 
 def model_bytes(model: DeviceModel) -> int:
@@ -115,21 +110,25 @@ def model_bytes(model: DeviceModel) -> int:
     return 12 * len(model.weights)
 
 
+def test_poisoned_batch_harms_neither_its_neighbours_nor_the_batch_behind_it() -> None:
+    """The one behind ends first; then the requests of the failed one run alone."""
+    backend, callers = _run_two_batches(1, 13, 2, 3)
+
+    assert [_first(callers[place]) for place in (0, 2, 3)] == [[2], [4], [6]]
+    with pytest.raises(BackendFailed, match="told to fail"):
+        outcome_of(callers[1])
+    assert backend.executed == [(2, 3), (2, 3), (1, 3), (1, 3)]
+    assert backend.most_in_flight == 2
+
+
 def test_both_batches_in_flight_may_fail() -> None:
     """Each of their callers has an answer of its own."""
-    backend = _ahead(fail_when=lambda arguments: bool((arguments[0] == 13).any()))
-    model = build_model(backend, sizes=[1, 2])
-    with Engine(backend, model, in_flight=2) as engine:
-        callers = [request(model, value) for value in (1, 13, 13, 3)]
-        engine.scheduler.submit(callers)
-        _wait_for_transfers(backend, 2)
-        engine.run(*callers)
+    _, callers = _run_two_batches(1, 13, 13, 3)
 
     assert [_first(callers[place]) for place in (0, 3)] == [[2], [6]]
     for place in (1, 2):
         with pytest.raises(BackendFailed, match="told to fail"):
             outcome_of(callers[place])
-    assert backend.in_use_bytes == model_bytes(model)
 
 
 def test_late_request_is_told_while_another_model_runs() -> None:
