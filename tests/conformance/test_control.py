@@ -283,7 +283,7 @@ def _three_models(
         write_scale(directory, name)
     flags = {
         "runtime.weight_cache_bytes": 2 * _WEIGHTS_BYTES,
-        "runtime.residency": residency,
+        "runtime.residency_mode": residency,
     }
     with (
         running_worker(directory, backend, flags) as worker,
@@ -357,7 +357,7 @@ def test_worker_that_decides_by_itself_takes_no_orders(tmp_path: Path) -> None:
             request.name = name
             code, text = ask("SetModelResidency", request)
             assert _REFUSED is code
-            assert "runtime.residency" in text
+            assert "runtime.residency_mode" in text
         assert "self_managed" == client.control.status().residency_mode
 
 

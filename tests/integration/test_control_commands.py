@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = directory / "models"
     shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns(".cache"))
     node = directory / "node.yaml"
-    node.write_text("runtime: {weight_cache_bytes: 64MiB, residency: external}\n")
+    node.write_text("runtime: {weight_cache_bytes: 64MiB, residency_mode: external}\n")
     with running(directory, "serve", str(repository), "--config", str(node)) as process:
         yield process
 
@@ -114,6 +114,6 @@ def test_worker_without_a_budget_says_what_to_set(tmp_path: Path) -> None:
 
     assert 1 == refused.returncode
     assert "runtime.weight_cache_bytes" in refused.stderr
-    assert "runtime.residency" in refused.stderr
+    assert "runtime.residency_mode" in refused.stderr
     assert (0, 0) == (compacted.returncode, shown.returncode)
     assert "all weights are on it" in shown.stdout

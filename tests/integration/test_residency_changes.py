@@ -141,7 +141,7 @@ def test_others_than_the_pinned_models_wait_for_a_controller(tmp_path: Path) -> 
         _write(tmp_path, name, number)
     settings = {
         "runtime.weight_cache_bytes": 4 * WEIGHT_BYTES,
-        "runtime.residency": "external",
+        "runtime.residency_mode": "external",
         "scheduler.models": {"pinned": {"residency": "device"}},
     }
     with running_worker(tmp_path, None, settings) as worker, _client(worker) as client:

@@ -43,7 +43,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "runtime.weight_cache_bytes": st.integers(1, 2**40),
     "runtime.weight_cache_fraction": st.floats(0, 1),
     "runtime.weight_cache_wiggle_fraction": st.floats(0, 1, exclude_max=True),
-    "runtime.residency": st.sampled_from(["self_managed", "external"]),
+    "runtime.residency_mode": st.sampled_from(["self_managed", "external"]),
     "runtime.shared_host_weights": st.booleans(),
     "runtime.shared_host_weights_mode": st.sampled_from(["600", "660", "0666"]),
     "runtime.numerics": st.sampled_from(["auto", "f32"]),

@@ -46,7 +46,7 @@ def pin(model: str, place: str, timeout: str, **connection: Any) -> int:
     Done when they are there. Weights on the device are never evicted; a copy in the memory of the
     host makes loading them quick, and takes that memory. It holds until the model is unloaded.
 
-    The server must run with a weight cache, and with runtime.residency: external; otherwise it
+    The server must run with a weight cache, and with runtime.residency_mode: external; otherwise it
     decides by itself, and scheduler.models.MODEL.residency in its configuration pins a model.
 
     \b
@@ -67,8 +67,8 @@ def pin(model: str, place: str, timeout: str, **connection: Any) -> int:
 def unpin(model: str, timeout: str, **connection: Any) -> int:
     """Keep nothing of the weights of MODEL: they may leave the device, and the host's memory.
 
-    With runtime.residency: external, requests to the model are answered UNAVAILABLE until it is
-    pinned again.
+    With runtime.residency_mode: external, requests to the model are answered UNAVAILABLE until it
+    is pinned again.
 
     \b
     Example:

@@ -24,7 +24,6 @@ FOREIGN_KEYS: Mapping[tuple[str, ...], str] = {
     ("workers",): _FLEET,
     ("models",): f"{_FLEET}; settings of single models are under scheduler.models",
     ("shared_host_weights",): "is called runtime.shared_host_weights here",
-    ("runtime", "residency_mode"): "is called runtime.residency here",
     ("scheduler", "cost_ema_alpha"): (
         "is not a setting: a quicker run is what a program costs from then on, and slower ones move"
         " that little"

@@ -118,7 +118,7 @@ class RuntimeConfig(Section, frozen=True, kw_only=True):
     """Share of the memory of an accelerator that is left alone in any case, for what the allocator
     cannot use. Without effect on the CPU."""
 
-    residency: Literal["self_managed", "external"] = "self_managed"
+    residency_mode: Literal["self_managed", "external"] = "self_managed"
     """Who decides which weights are on the device, where there is a budget: the worker, by what is
     asked for (`self_managed`), or a controller (`external`), which pins and unpins models by the
     control service. Requests for a model that is not there are then answered UNAVAILABLE (503), so

@@ -53,7 +53,7 @@ class WeightsNotResident(Unavailable):
         self.model = model
         super().__init__(
             f"weights of model {model!r} are not on the device, and are not loaded for a request"
-            " (runtime.residency: external); ask another worker, or pin it: hloserve pin"
+            " (runtime.residency_mode: external); ask another worker, or pin it: hloserve pin"
         )
 
 

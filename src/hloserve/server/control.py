@@ -178,12 +178,12 @@ class ModelControl:
         if self.residency is None or self.residency.status().mode is ResidencyMode.EVERYTHING:
             raise NotPossibleNow(
                 "all weights are on the device for as long as their models serve; to choose which"
-                " are, set runtime.weight_cache_bytes, and runtime.residency to 'external'"
+                " are, set runtime.weight_cache_bytes, and runtime.residency_mode to 'external'"
             )
         if self.residency.status().mode is ResidencyMode.SELF_MANAGED:
             raise NotPossibleNow(
                 "this worker decides by itself which weights are on the device; to do it from"
-                " outside, set runtime.residency to 'external', or pin models by"
+                " outside, set runtime.residency_mode to 'external', or pin models by"
                 " scheduler.models.<model>.residency"
             )
         return self.residency

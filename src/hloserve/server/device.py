@@ -43,9 +43,9 @@ def open_weights(
     stats = backend.memory()
     arena_bytes = stats.limit_bytes if stats and runtime.weight_cache_fraction else None
     if arena_bytes is None and runtime.weight_cache_bytes is None:
-        if runtime.residency == "external":
+        if runtime.residency_mode == "external":
             log_event(
-                log, "no_weight_budget", level=logging.WARNING, setting="runtime.residency",
+                log, "no_weight_budget", level=logging.WARNING, setting="runtime.residency_mode",
                 hint="all weights stay on the device; set runtime.weight_cache_bytes",
             )  # fmt: skip
         return AllOnDevice(backend, store)
@@ -59,13 +59,13 @@ def open_weights(
         backend,
         limits,
         clock,
-        is_external=runtime.residency == "external",
+        is_external=runtime.residency_mode == "external",
         is_awaited=lambda model: scheduler.depth(model) > 0,
         store=store,
         compaction_interval=config.scheduler.compaction_interval,
     )
     log_event(
-        log, "weights_on_demand", residency=runtime.residency,
+        log, "weights_on_demand", residency_mode=runtime.residency_mode,
         budget_bytes=weights.status().max_bytes, shared_host_weights=runtime.shared_host_weights,
     )  # fmt: skip
     return weights

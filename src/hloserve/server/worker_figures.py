@@ -75,7 +75,7 @@ class WorkerFigures(WorkerView):
             "version": __version__,
             "control_mode": self._config.model_control_mode,
             "discipline": self._config.scheduler.discipline,
-            "residency_mode": self._config.runtime.residency,
+            "residency_mode": self._config.runtime.residency_mode,
             "device_ordinal": str(self._config.runtime.device_ordinal),
         }
 

@@ -135,7 +135,7 @@ def test_list_in_the_environment_is_separated_by_colons(tmp_path: Path) -> None:
         ("true: 1", "$", "key True must be a text"),
         ("endpoints: {http_port: 70000}", "$.endpoints.http_port", "65535, got 70000"),
         ("batch_policy: {}", "$", "use scheduler.models.<name>.max_batch_size"),
-        ("runtime: {residency_mode: x}", "$.runtime", "is called runtime.residency here"),
+        ("runtime: {residency_mode: x}", "$.runtime.residency_mode", "self_managed"),
         ("runtime: {weight_cache_fraction: 2}", "$.runtime.weight_cache_fraction", "2"),
         ("runtime: {shared_host_weights_mode: '999'}", "$.runtime.shared_host_weights_mode", "999"),
         (

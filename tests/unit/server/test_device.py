@@ -38,7 +38,7 @@ def _status(settings: Mapping[str, object], backend: FakeBackend) -> ResidencySt
             (ResidencyMode.SELF_MANAGED, 500),
         ),
         (
-            {"runtime.weight_cache_bytes": 500, "runtime.residency": "external"},
+            {"runtime.weight_cache_bytes": 500, "runtime.residency_mode": "external"},
             None,
             (ResidencyMode.EXTERNAL, 500),
         ),
@@ -58,7 +58,7 @@ def test_budget_follows_from_settings_and_memory(
 @pytest.mark.parametrize(
     ("settings", "event"),
     [
-        ({"runtime.residency": "external"}, "no_weight_budget"),
+        ({"runtime.residency_mode": "external"}, "no_weight_budget"),
         (
             {"runtime.shared_host_weights": True, "runtime.shared_host_weights_mode": "666"},
             "shared_weights_writable_by_all",
