@@ -10,7 +10,6 @@ from support.models_bundles import affine, write_affine
 from hloserve.bundle.manifest import load_manifest
 from hloserve.core.errors import BadRequest, ExportProblem
 from hloserve.core.tensors import Array, Tensors
-from hloserve.models.bundle_runner import BundleRunner
 from hloserve.export.comparison.comparing import (
     CompareReport,
     SampleResult,
@@ -20,6 +19,7 @@ from hloserve.export.comparison.comparing import (
 )
 from hloserve.export.comparison.references import load_reference
 from hloserve.export.comparison.samples import Sample, find_samples, read_expected, read_inputs
+from hloserve.models.bundle_runner import BundleRunner
 
 HOOK = """
 from hloserve import register_model
