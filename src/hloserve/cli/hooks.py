@@ -81,6 +81,11 @@ def _request(runner: "BundleRunner", given: Mapping[str, str]) -> "Tensors":
     from hloserve.models.hook_results import check_tensors
 
     metadata = runner.model.metadata
+    names = [tensor.name for tensor in metadata.inputs]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        known = ", ".join(map(repr, names)) or "none"
+        raise click.UsageError(f"the model has no input {unknown[0]!r}; its inputs are {known}")
     unset = {tensor.name: "zeros" for tensor in metadata.inputs if tensor.name not in given}
     arrays = load_files(given) | generate({**given, **unset}, metadata)
     try:

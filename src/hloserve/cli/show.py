@@ -139,7 +139,7 @@ def _describe_hooks(bundle: Path, manifest: "Manifest") -> Summary:
     from hloserve.bundle.manifest import FOREIGN_HOOK_FILE, HOOK_FILE
 
     if (bundle / HOOK_FILE).is_file():
-        return {"hooks": HOOK_FILE}
+        return {"hooks": HOOK_FILE, "hook_processes": manifest.hook_processes}
     if (bundle / FOREIGN_HOOK_FILE).is_file():
         reason = f"{FOREIGN_HOOK_FILE} holds another server's hooks; port them to {HOOK_FILE}"
         raise HookProblem(bundle, reason)
@@ -227,7 +227,9 @@ def _print_files(summary: Summary, list_weights: bool) -> None:
                 for t in weights["tensors"]
             ]
             print_table(("NAME", "DTYPE", "SHAPE", "SIZE"), rows, indent="  ")
-    click.echo(f"hooks: {summary.get('hooks') or 'none'}")
+    processes = summary.get("hook_processes")
+    where = f", in {processes} process{'es' * (processes > 1)}" if processes else ""
+    click.echo(f"hooks: {summary.get('hooks') or 'none'}{where}")
     if summary["provenance"]:
         click.echo("provenance:")
         for key, value in summary["provenance"].items():

@@ -1,7 +1,7 @@
 """A hook process as its server sees it: started, connected, ended.
 
 What lives here: `HookChild`. What does not: what is said to it (`hloserve.models.hook_processes`)
-and what runs in it (`hloserve.models.hook_process`). One thread per child.
+and what runs in it (`hloserve.models.hook_process`). One thread per child, but for `kill`.
 
 It has a process group to itself: what the author's code starts ends with it, and Ctrl-C on the
 server's terminal, which lets calls end, does not reach it.
@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -60,6 +61,16 @@ class HookChild:
             theirs.close()
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self.block = SharedBlock(block)
+        self._ending = threading.Lock()
+        self._is_killed = False
+
+    def kill(self) -> None:
+        """End it and what it has started, at once. Idempotent. Any thread."""
+        with self._ending:
+            is_first, self._is_killed = not self._is_killed, True
+            if is_first:  # later, the number may be that of another one
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def has_ended(self) -> bool:
@@ -77,8 +88,7 @@ class HookChild:
         until = time.monotonic() + patience_s
         while not (has_ended := self.has_ended) and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.kill()
         status = self.process.wait()
         self.block.close()
         if patience_s and not has_ended:

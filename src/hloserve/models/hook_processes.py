@@ -162,6 +162,12 @@ class HookProcesses:
         for _ in self._workers:
             self._jobs.put(None)
 
+    def kill(self) -> None:
+        """End the processes now, whatever runs in them. Any thread."""
+        for worker in self._workers:
+            if (child := worker.child) is not None:
+                child.kill()
+
     @property
     def restarts(self) -> int:
         """Processes that were started in the place of others. Any thread."""

@@ -140,6 +140,12 @@ class Registry:
         """The meta models that serve, by name."""
         return [model for model in self.models() if model.is_meta]
 
+    def close(self) -> None:
+        """End the hook processes, whatever runs in them: nothing is served any more."""
+        for model in self.models():
+            if model.hook_processes is not None:
+                model.hook_processes.kill()
+
     def index(self) -> list[ModelIndexEntry]:
         """The repository index, by name. Bundles have no versions."""
         return [

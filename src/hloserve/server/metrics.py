@@ -29,6 +29,7 @@ from hloserve.engine.device_model import DeviceModel
 from hloserve.engine.residency.floors import ResidencyStatus
 from hloserve.engine.statistics import percentile
 from hloserve.models.model import Model
+from hloserve.server.hook_metrics import hook_families
 from hloserve.server.metric_families import counter, gauge
 from hloserve.server.residency_metrics import residency_families
 from hloserve.server.scheduling_metrics import scheduling_families
@@ -224,6 +225,7 @@ class _WorkerCollector(Collector):
         yield from _model_counters(models)
         yield from _model_gauges(models)
         devices = {name: model.device for name, (model, _) in models.items() if not model.is_meta}
+        yield from hook_families(model for model, _ in models.values())
         yield from residency_families(worker.residency, devices)
         yield from scheduling_families(devices, worker.scheduling_weight)
         yield gauge("worker_models_loaded", "Models that serve.", len(models))

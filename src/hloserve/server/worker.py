@@ -305,6 +305,7 @@ class Worker:
             await asyncio.to_thread(self._weights.close)
         for threads in (self._hook_threads, self._meta_threads, self._look_threads):
             threads.close()
+        self.registry.close()
         self._listeners.close()
         self.shared_memory.close()
         log_event(log, "stopped", status=self._status)

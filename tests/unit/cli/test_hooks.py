@@ -80,6 +80,7 @@ def test_failed_hook_shows_the_authors_own_lines(
     [
         ("x=zeros:3,5", "extent of axis 1 (a) is 5, shape (3, 5), expected 4"),
         ("z=zeros:3,4", "has no input 'z'"),
+        ("z={file}", "has no input 'z'; its inputs are 'x'"),
         ("x", "write NAME=FILE.npy"),
     ],
 )
@@ -88,8 +89,10 @@ def test_inputs_that_do_not_fit_are_the_callers_mistake(
 ) -> None:
     """The exit status is that of wrong usage, and the hook is not run."""
     bundle = write_affine(tmp_path, hook=HOOKS)
+    file = tmp_path / "file.npy"
+    np.save(file, np.zeros((3, 4), np.float32))
 
-    assert run(["hooks", "test", str(bundle), given]) == 2
+    assert run(["hooks", "test", str(bundle), given.format(file=file)]) == 2
     assert complaint in capsys.readouterr().err
 
 

@@ -57,10 +57,12 @@ def test_variants_and_hooks_are_told(tmp_path: Path) -> None:
         tmp_path / "h", examples.HOOKED, examples.xla_weights(), "model.b1.mlir"
     )
     (hooked / "model.py").write_text("raise SystemExit('show must not run this')")
+    with (hooked / "manifest.yaml").open("a") as manifest:
+        manifest.write("hooks: {processes: 2}\n")
 
     assert [{"w": 1024, "h": 1024}, {"w": 1408, "h": 704}] == describe_bundle(variants)["variants"]
     summary = describe_bundle(hooked)
-    assert "model.py" == summary["hooks"]
+    assert ("model.py", 2) == (summary["hooks"], summary["hook_processes"])
     assert ("INPUT__0", "image") == (
         summary["inputs"][0]["name"],
         summary["program_inputs"][0]["name"],

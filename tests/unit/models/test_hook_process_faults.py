@@ -13,7 +13,10 @@ from support.models_bundles import write_fake
 
 from hloserve.core.errors import HookFailed, InvalidInput
 from hloserve.core.tensors import Array
+from hloserve.engine.fake_backend import FakeBackend
 from hloserve.models.hook_processes import HookProcesses
+from hloserve.models.loader import LoadOptions, load_model
+from hloserve.server.hook_metrics import hook_families
 
 HOOKS = """
 import os, signal, subprocess
@@ -99,6 +102,13 @@ def _is_there(pid: int) -> bool:
     return state != "Z"
 
 
+def _wait_for_end_of(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while _is_there(pid):
+        assert time.monotonic() < deadline, "it is still there"
+        os.sched_yield()
+
+
 @pytest.mark.parametrize("what", [-2, -3], ids=["dies", "closes"])
 def test_what_a_hook_has_started_ends_with_its_process(
     bundle: Path, loop: Loop, processes: HookProcesses, what: int
@@ -108,10 +118,7 @@ def test_what_a_hook_has_started_ends_with_its_process(
     holder = int((bundle / "holder").read_text())
     processes.close()
 
-    deadline = time.monotonic() + PATIENCE_S
-    while _is_there(holder) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not _is_there(holder)
+    _wait_for_end_of(holder)
     assert isinstance(outcome, HookFailed) == (what == -2)
 
 
@@ -177,3 +184,46 @@ def test_request_that_cannot_be_asked_fails_alone(loop: Loop, processes: HookPro
 
     assert isinstance(failed, HookFailed)
     assert after[0, 0] == 2
+
+
+def test_killed_processes_take_along_what_they_have_started(
+    bundle: Path, loop: Loop, processes: HookProcesses
+) -> None:
+    """As at the end of a server, which waits for nothing."""
+    loop.outcome(processes.run("preprocess", _told(-3)))
+    holder = int((bundle / "holder").read_text())
+
+    processes.kill()
+
+    _wait_for_end_of(holder)
+
+
+def test_restarts_and_processes_are_metrics(tmp_path: Path, loop: Loop) -> None:
+    """Only models that have processes appear."""
+    options = LoadOptions(post=loop.post, max_hook_processes=8)
+    names = {"threads": 0, "processes": 1}
+    models = [
+        load_model(
+            write_fake(tmp_path, name, files={"model.py": HOOKS}, hook_processes=count),
+            FakeBackend(),
+            options,
+        )
+        for name, count in names.items()
+    ]
+    pool = models[1].hook_processes
+    assert pool is not None
+    loop.outcome(pool.run("preprocess", _told(-9)))
+    loop.outcome(pool.run("preprocess", _told(1)))
+
+    samples = {
+        (sample.name, sample.labels["model"]): sample.value
+        for family in hook_families(models)
+        for sample in family.samples
+    }
+    for model in models:
+        model.free()
+
+    assert samples == {
+        ("worker_hook_processes", "processes"): 1,
+        ("worker_hook_process_restarts_total", "processes"): 1,
+    }

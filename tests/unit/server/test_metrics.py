@@ -106,6 +106,7 @@ def test_gauges_are_those_of_the_worker(services: Services) -> None:
     assert samples["worker_max_concurrent_requests", ()] == 7
     assert samples["worker_requests_shed_total", ()] == 2
     assert samples["worker_info", ("1.2",)] == 1
+    assert not [name for name, _ in samples if name.startswith("worker_hook_process")]
 
 
 def test_scheduling_is_told_by_model_and_program(services: Services) -> None:
