@@ -244,9 +244,9 @@ def _weights(device: dict[str, Any]) -> str:
     resident, most, pinned = (format_bytes(device[name]) for name in names)
     return (
         f"{safe(device['residency_mode'])}, {resident} of {most} of weights that come and go,"
-        f" {pinned} pinned; {device['weight_loads']} loads in"
-        f" {device['weight_load_seconds']:.3f} s, {device['weight_evictions']} evictions,"
-        f" {device['weight_hits']} hits"
+        f" {pinned} pinned; loads: {device['weight_loads']}, waited for"
+        f" {device['weight_load_seconds']:.3f} s; evictions: {device['weight_evictions']},"
+        f" hits: {device['weight_hits']}"
     )
 
 

@@ -151,7 +151,7 @@ def test_device_and_what_models_have_there_are_shown(capsys: pytest.CaptureFixtu
     assert "" == blank
     assert (
         "device: fair, externally_managed, 512 MiB of 1 GiB of weights that come and go,"
-        " 1 MiB pinned; 12 loads in 0.250 s, 3 evictions, 99 hits" == device
+        " 1 MiB pinned; loads: 12, waited for 0.250 s; evictions: 3, hits: 99" == device
     )
     assert heads.split() == [
         "MODEL", "SIZE", "FLOOR", "RESIDENT", "WEIGHT", "QUEUED", "EXECUTIONS", "ROWS", "PADDING",
