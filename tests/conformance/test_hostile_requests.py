@@ -122,6 +122,19 @@ def test_values_come_back_exactly(
     assert expected == output(asker.infer(model, tensor(datatype, [1, 3], data)))
 
 
+def test_parameters_that_mean_nothing_here_change_nothing(asker: Asker) -> None:
+    """No model keeps a state, so a sequence is requests like others; over both transports."""
+    request = rpc_tensor("f32", "FP32", [1, 3], THREE)
+    request.parameters["sequence_id"].int64_param = 5
+    request.parameters["sequence_start"].bool_param = True
+    parameters = {"sequence_id": "a", "sequence_end": True, "mine": 1.5, "triton_x": False}
+
+    code, response = asker.rpc(request)
+
+    assert [1, 2, 3] == output(asker.infer("f32", {**GOOD, "parameters": parameters}))
+    assert (grpc.StatusCode.OK, THREE) == (code, response.raw_output_contents[0])
+
+
 def test_bare_nan_is_read_and_never_written(asker: Asker) -> None:
     """NaN and infinities are accepted as other servers write them; the answer is valid JSON."""
     body = b'{"inputs":[{"name":"x","shape":[1,3],"datatype":"FP32","data":[NaN,-Infinity,1]}]}'
@@ -298,6 +311,8 @@ def test_names_are_percent_decoded_once(asker: Asker) -> None:
         ("POST", "/v2/repository/any/index", 200),
         ("GET", "/nothing", 404),
         ("GET", "/v2/models", 404),
+        ("POST", "/v2/models/f32/generate", 404),
+        ("POST", "/v2/models/f32/generate_stream", 404),
         ("POST", "/v2/repository/models/f32/load", 400),
         ("GET", "/v2/models/f32/%ff", 400),
     ],
