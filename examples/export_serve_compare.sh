@@ -8,13 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-work=$(mktemp -d)
-server=
-stop() {
-  if [ -n "$server" ]; then kill "$server" 2>/dev/null && wait "$server" || true; fi
-  rm -rf "$work"
-}
-trap stop EXIT
+. examples/serving.sh
 
 checkpoint=("$work/checkpoint")
 if [ "$1" = --no-checkpoint ]; then
@@ -34,22 +28,6 @@ python -m "examples.$example.make_bundle" "$target" "${checkpoint[@]}" "$@"
 
 hloserve check --run "$target"
 
-hloserve serve "$work/repository" --http-port 0 --grpc-port 0 --admin-port 0 \
-  --ports-file "$work/ports.json" &
-server=$!
-
-until [ -s "$work/ports.json" ]; do
-  kill -0 "$server" # fails, and ends the script, when the server has gone
-  sleep 0.1
-done
-port() { python -c "import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])" "$work/ports.json" "$1"; }
-http=127.0.0.1:$(port http)
-grpc=127.0.0.1:$(port grpc)
-
-# Up is not ready: the programs are compiled now.
-until curl -sf "http://$http/v2/health/ready" >/dev/null; do
-  kill -0 "$server"
-  sleep 0.2
-done
+serve "$work/repository"
 
 python -m "examples.$example.compare" "${checkpoint[@]}" --http "$http" --grpc "$grpc"

@@ -9,34 +9,14 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 picture=$(realpath -m "${1:-$root/build/detections.png}")
 mkdir -p "$(dirname "$picture")"
 
-work=$(mktemp -d)
+. "$root/examples/serving.sh"
 repository=$(realpath -m "${2:-$work/repository}")
 cd "$root"
-server=
-stop() {
-  if [ -n "$server" ]; then kill "$server" 2>/dev/null && wait "$server" || true; fi
-  rm -rf "$work"
-}
-trap stop EXIT
 
 python -m examples.object_detection.make_bundle "$repository"
 hloserve check --run --strict "$repository"
 
-hloserve serve "$repository" --http-port 0 --grpc-port 0 --admin-port 0 \
-  --ports-file "$work/ports.json" &
-server=$!
+serve "$repository"
 
-until [ -s "$work/ports.json" ]; do
-  kill -0 "$server" # fails, and ends the script, when the server has gone
-  sleep 0.1
-done
-port() { python -c "import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])" "$work/ports.json" "$1"; }
-
-# Up is not ready: the programs are compiled now.
-until curl -sf "http://127.0.0.1:$(port http)/v2/health/ready" >/dev/null; do
-  kill -0 "$server"
-  sleep 0.2
-done
-
-python -m examples.object_detection.compare --http "127.0.0.1:$(port http)" \
-  --grpc "127.0.0.1:$(port grpc)" --picture "$picture"
+python -m examples.object_detection.compare --http "$http" --grpc "$grpc" \
+  --picture "$picture"
