@@ -84,6 +84,22 @@ def test_bundles_pass_the_check(repository: Path) -> None:
     assert run(["check", "--strict", str(repository)]) == 0
 
 
+def test_metadata_has_the_shapes_of_the_arrays(client: hloserve.Client) -> None:
+    """The text is the first axis, so that requests are counted by texts and share batches."""
+    shapes = {
+        model: {tensor.name: list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)}
+        for model in ("embedding", "splade", "cross_encoder", "sentiment")
+        for metadata in [client.model_metadata(model)]
+    }
+
+    assert shapes == {
+        "embedding": {"texts": [-1], "embedding": [-1, 384]},
+        "splade": {"texts": [-1], "indices": [-1], "values": [-1], "row_offsets": [-1]},
+        "cross_encoder": {"query": [1], "candidates": [-1], "logits": [-1], "prob": [-1]},
+        "sentiment": {"texts": [-1], "logits": [-1, 2], "probs": [-1, 2], "label_id": [-1]},
+    }
+
+
 def test_demo_shows_the_same_by_both_clients(server: ServerProcess) -> None:
     """Similarities, terms, ranks and sentiments with their labels."""
     with (
