@@ -6,6 +6,7 @@ What lives here: telling it. What does not: which bundles are loaded, and when t
 
 from collections.abc import Mapping
 from threading import Event
+from traceback import clear_frames
 
 from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
@@ -42,6 +43,9 @@ class LoadWatch:
         self._post(self._later, SLOW_S, self._look, name, ended, SLOW_S)
         try:
             return loader(found, known)
+        except Exception as error:
+            _let_go(error)
+            raise
         finally:
             ended.set()
 
@@ -49,3 +53,13 @@ class LoadWatch:
         if not ended.is_set():
             self._events.model_slow(name, seconds)
             self._later(seconds, self._look, name, ended, 2 * seconds)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Let an error hold nothing of what the load had made: compiled programs are megabytes each.
+
+    It lives in a cycle with the frame that caught it, until the collector comes, which is seldom.
+    """
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

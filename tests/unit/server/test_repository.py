@@ -1,9 +1,10 @@
 """Models that come, change, are renamed and go."""
 
+import gc
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,16 @@ from support.server_repository import QUIET_S, RepositoryUnderTest, repository_u
 from support.server_worker import write_scale
 from typing_extensions import override
 
-from hloserve.core.errors import ModelNotFound, ModelNotReady, NotPossibleNow, ShuttingDown
+from hloserve.core.errors import (
+    DeviceMemoryFull,
+    ModelNotFound,
+    ModelNotReady,
+    NotPossibleNow,
+    ShuttingDown,
+)
+from hloserve.core.tensors import Array
 from hloserve.core.tickets import Call, Ticket
-from hloserve.engine.backend import Executable, Program
+from hloserve.engine.backend import Buffer, Executable, Program
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.fake_programs import FakeProgram
 from hloserve.models.model import Model
@@ -53,6 +61,18 @@ class _SlowCompiler(FakeBackend):
     def compile(self, program: Program, model: str) -> Executable:
         assert self.go.wait(60)
         return super().compile(program, model)
+
+
+class _Full(FakeBackend):
+    """Has no room for weights."""
+
+    @override
+    def to_device(self, arrays: Sequence[Array]) -> list[Buffer]:
+        raise DeviceMemoryFull(1, 0)
+
+
+def _programs() -> int:
+    return sum(isinstance(each, FakeProgram) for each in gc.get_objects())
 
 
 def _outcome(ticket: Ticket[None]) -> object:
@@ -494,6 +514,20 @@ def test_load_that_takes_long_is_told_of(tmp_path: Path) -> None:
             assert 60 == under_test.wait()
 
         assert [] == under_test.heard.take()
+
+
+def test_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its error holds its frames, and they its programs: nobody may hold the error."""
+    write_scale(tmp_path, "a")
+    gc.collect()
+    before = _programs()
+    gc.disable()  # a server's collector comes seldom
+    try:
+        with repository_under_test(tmp_path, _Full()) as under_test:
+            assert ["failed a", "started 0, failed 1"] == under_test.begin()
+            assert _programs() == before
+    finally:
+        gc.enable()
 
 
 def test_closed_repository_begins_nothing(under_test: RepositoryUnderTest) -> None:
