@@ -168,6 +168,11 @@ class MetaRun(Calling):
             return array.copy()
         return array
 
+    @property
+    def has_returned(self) -> bool:
+        """False while `run` has a thread. Any thread."""
+        return self._has_returned or not self.started_ns
+
     @override
     def check(self, model: str) -> None:
         if self.is_over:

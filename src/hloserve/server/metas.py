@@ -14,6 +14,8 @@ Rules.
 4. When a request ends, in whatever way, its sub-calls end with it.
 """
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from typing import Any, Protocol
 
 from hloserve.config.schema import MetasConfig
 from hloserve.core.errors import HloserveError, NotPossibleNow, SubCallFailed
+from hloserve.core.logging import log_event
 from hloserve.core.requests import InferRequest, InferResponse
 from hloserve.core.tensors import Tensors
 from hloserve.core.tickets import Call, Ticket
@@ -35,6 +38,9 @@ from hloserve.models.task_threads import TaskThreads
 from hloserve.server.joint_submit import JointSubmit, Member, Submit
 
 __all__ = ["Infer", "MetaThreads", "Metas", "build_meta_threads"]
+
+
+log = logging.getLogger(__name__)
 
 
 class Infer(Protocol):
@@ -106,6 +112,7 @@ class Metas:
 
     Attributes:
         in_flight: requests to meta models, waiting for their turn or running.
+        grace_s: how long `run` may go on after the end of its request, before the log tells of it.
     """
 
     def __init__(
@@ -122,6 +129,7 @@ class Metas:
         self.post = threads.post
         self.now_ns = now_ns
         self.in_flight = 0
+        self.grace_s = 2.0
         self._threads = threads
         self._host = MetaHost(threads.post, now_ns, threads.scratch)
 
@@ -156,11 +164,21 @@ class Metas:
             self.in_flight -= 1
             run.end()
             calling.end()
+            if not run.has_returned:
+                asyncio.get_running_loop().call_later(self.grace_s, self._tell_of, run)
         statistics = meta.device.statistics
         compute_ns = calling.compute_ns
         statistics.record_waits([run.started_ns - arrived_ns])
         statistics.record_dispatch(0, 1, 1, compute_ns, infer_ns=compute_ns)
         return {spec.name: array for spec, array in zip(meta.outputs, arrays, strict=True)}
+
+    def _tell_of(self, run: MetaRun) -> None:
+        """Say that a function holds its thread, and so its turn, though nobody waits for it."""
+        if not run.has_returned:
+            log_event(
+                log, "meta_did_not_return", level=logging.ERROR, model=run.meta.name,
+                seconds_after_the_end=self.grace_s,
+            )  # fmt: skip
 
 
 class _Calling:

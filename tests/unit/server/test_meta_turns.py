@@ -155,6 +155,44 @@ def test_run_cannot_go_on_when_nobody_waits(tmp_path: Path) -> None:
     serve(tmp_path, scenario, metas=MetasConfig(concurrency=1))
 
 
+def test_run_that_goes_on_though_nobody_waits_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others wait for the turn that it has, so the log says who has it."""
+    run = """
+    import threading
+
+    has_begun, may_return = threading.Event(), threading.Event()
+
+    def run(inputs, call):
+        has_begun.set()
+        may_return.wait()
+        return {"y": inputs["x"]}
+    """
+    write_scale(tmp_path)
+    write_meta(tmp_path, run)
+
+    def is_told() -> bool:
+        return [record.msg for record in caplog.records] == ["meta_did_not_return"]
+
+    async def scenario(served: Served) -> None:
+        served.service.metas.grace_s = 0.0
+        hooks = served.registry.get("meta").hooks
+        assert hooks is not None
+        assert hooks.run is not None
+        names = hooks.run.__globals__
+        _, handle = served.start(InferRequest("meta", {"x": rows(1)}))
+        await served.until(names["has_begun"].is_set)
+        handle.cancel()
+        await served.until(is_told)
+        names["may_return"].set()
+        await served.infer("meta", {"x": rows(1)})
+
+    serve(tmp_path, scenario, metas=MetasConfig(concurrency=1))
+
+    assert is_told()
+
+
 def test_calls_end_at_the_deadline_of_the_request(tmp_path: Path) -> None:
     """What `run` waits for ends with it, and the device never sees it."""
     write_scale(tmp_path, sizes=(1,))
