@@ -1,5 +1,6 @@
 """One golden case for each kind of error: its status over gRPC and REST, and its text."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from support.server_worker import running_worker, write_scale
 
 from hloserve.core import errors
 from hloserve.core.errors import HloserveError
+from hloserve.core.requests import InferRequest
 from hloserve.core.tensors import Array
 from hloserve.engine.fake_backend import FakeBackend
 
@@ -167,3 +169,28 @@ def test_error_has_its_status_over_both_transports(asker: Asker, kind: type[Hlos
         assert "Traceback" not in told
     assert (case.status in (429, 503)) is ("retry-after" in rest.headers)
     assert after[0] is grpc.StatusCode.OK
+
+
+def test_refused_requests_are_let_go_at_once(asker: Asker) -> None:
+    """Their tensors do not wait for the collector, which may be thousands of requests away."""
+    asker.rpc(rpc_tensor("scale", "FP32", [1, 4], bytes(16)))
+    gc.collect()
+    gc.disable()
+    try:
+        for model, datatype, shape in (
+            ("scale", "INT32", [1, 4]),
+            ("scale", "FP32", [2, 2]),
+            ("scale", "FP32", [4]),
+            ("nobody", "FP32", [1, 4]),
+            ("broken", "FP32", [1, 4]),
+            ("hooked", "FP32", [1, 4]),
+        ):
+            for _ in range(3):
+                data = np.ones(4, np.float32)
+                assert asker.rpc(rpc_tensor(model, datatype, shape, data.tobytes()))[0].value[0]
+                assert asker.infer(model, tensor(datatype, shape, [1] * 4)).status >= 400
+        left = sum(type(each) is InferRequest for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+    assert left <= 2, "more than the last of each transport"

@@ -16,7 +16,7 @@ from hloserve.wire.grpc_events import RpcReceived
 from hloserve.wire.grpc_framing import Message, PackedMessage
 from hloserve.wire.grpc_headers import metadata_value
 from hloserve.wire.grpc_server import GrpcServerConnection
-from hloserve.wire.status import grpc_code, public_text
+from hloserve.wire.status import forget_frames, grpc_code, public_text
 
 __all__ = ["Answering", "Handler", "Rpc", "Unpacked", "told"]
 
@@ -106,6 +106,7 @@ def told(error: BaseException) -> tuple[Code, str]:
         request_id = secrets.token_hex(8)
         log_event(log, "internal_error", level=logging.ERROR, error=error, request_id=request_id)
     code = error.code if isinstance(error, HloserveError) else Code.INTERNAL
+    forget_frames(error)
     return code, public_text(error, request_id)
 
 

@@ -24,7 +24,7 @@ from hloserve.wire.http1_messages import (
     format_error_body,
     parse_target,
 )
-from hloserve.wire.status import STATUS, http_status, public_text
+from hloserve.wire.status import STATUS, forget_frames, http_status, public_text
 
 __all__ = ["AnswerPath", "Exchange"]
 
@@ -324,6 +324,7 @@ class Exchange:
                 target=self._request.target[:200].decode("latin-1"),
             )
         body = format_error_body(public_text(error, request_id))
+        forget_frames(error)
         self.reply(status, body, headers=RETRY_LATER if status in (429, 503) else ())
 
     def disconnected(self) -> None:

@@ -82,8 +82,8 @@ def check_tensor(role: str, spec: TensorSpec, array: Array) -> None:
     Raises:
         TensorMismatch: naming the first difference.
     """
-    for difference in _differences(role, spec, array):
-        raise difference
+    if any(True for _ in _differences(role, spec, array)):
+        raise next(_differences(role, spec, array))  # a variable would be a cycle with the array
 
 
 def _differences(role: str, spec: TensorSpec, array: Array) -> Iterator[TensorMismatch]:

@@ -23,6 +23,7 @@ __all__ = [
     "Status",
     "challenge_headers",
     "code_of",
+    "forget_frames",
     "grpc_code",
     "grpc_name",
     "http_status",
@@ -131,3 +132,17 @@ def public_text(error: BaseException, request_id: str) -> str:
         text = str(error)
         return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
     return f"internal error, request id {request_id}"
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that has been answered, and of its causes.
+
+    A frame with a variable that leads to its own error is a cycle: the tensors of a request that
+    was refused stayed until the collector's next round, which thousands of requests can come
+    before. Internal errors keep theirs, as those who shared a batch log the same one.
+    """
+    if isinstance(error, HloserveError) and error.code is not Code.INTERNAL:
+        each: BaseException | None = error
+        while each is not None:
+            each.__traceback__ = None
+            each = each.__cause__ or each.__context__
