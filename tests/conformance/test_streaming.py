@@ -1,6 +1,7 @@
 """ModelStreamInfer through the clients that people use, on the fake device."""
 
 import asyncio
+import gc
 import os
 import queue
 import subprocess
@@ -23,6 +24,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hloserve.core.tensors import Array
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.server.grpc_stream import StreamingRpc
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -414,3 +416,26 @@ def test_killed_clients_leave_nothing_in_flight(tmp_path: Path) -> None:
         busy.wait_for(1)
 
     assert values == [0]
+
+
+def test_streams_that_have_ended_are_let_go_at_once(asker: Asker) -> None:
+    """What had come of their next message does not wait for the collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            call = asker.stub.ModelStreamInfer(iter([_request(1)]), timeout=20)
+            assert _value(next(call)) == 1
+            list(call)
+            feed = _Feed()
+            call = asker.stub.ModelStreamInfer(iter(feed), timeout=20)
+            feed.put(_request(2))
+            assert _value(next(call)) == 2
+            call.cancel()
+            feed.put(None)
+        asker.rpc(_request(3))
+        left = sum(type(each) is StreamingRpc for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+    assert left <= 1, "more than the last"

@@ -117,6 +117,16 @@ class StreamingRpc(Rpc):
             self.connection = None
             connection.http2.finish(self.stream_id)
             connection.wrote()
+            self._forget_handler()
+
+    @override
+    def fail_with(self, code: Code, text: str) -> None:
+        super().fail_with(code, text)
+        self._forget_handler()
+
+    def _forget_handler(self) -> None:
+        """The call is over: its handler and it lead to each other, and both to what has come."""
+        self.on_message = self.on_half_close = self.on_room = self.on_drain = self.on_cancel = None
 
     def pause(self) -> None:
         """Take no messages until `resume`."""
@@ -159,9 +169,10 @@ class StreamingRpc(Rpc):
     def break_off(self, error: Exception) -> None:
         """For the connection: the call may not go on."""
         self._waiting.clear()
+        on_cancel = self.on_cancel
         self.fail(error)
-        if self.on_cancel is not None:
-            self.on_cancel()
+        if on_cancel is not None:
+            on_cancel()
 
     def half_closed(self) -> None:
         """For the connection: the peer has sent its last message."""
@@ -193,6 +204,7 @@ class StreamingRpc(Rpc):
         if self._give_up_unpacking is not None:
             self._give_up_unpacking()
         super().cancelled()
+        self._forget_handler()
 
     def _deliver(self) -> None:
         """Hand over what waits, unless that is going on further up the stack."""
