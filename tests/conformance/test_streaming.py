@@ -24,6 +24,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from hloserve.core.tensors import Array
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.server.grpc_connection import Connection
 from hloserve.server.grpc_stream import StreamingRpc
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -439,3 +440,24 @@ def test_streams_that_have_ended_are_let_go_at_once(asker: Asker) -> None:
         gc.enable()
 
     assert left <= 1, "more than the last"
+
+
+def test_connections_that_were_lost_are_let_go_at_once(asker: Asker) -> None:
+    """With what they had not sent, and what had come of a message."""
+    asker.rpc(_request(0))
+    gc.collect()
+    before = sum(type(each) is Connection for each in gc.get_objects())
+    gc.disable()
+    try:
+        for _ in range(5):
+            with grpc.insecure_channel(
+                asker.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                assert stub.ModelInfer(_request(1), timeout=20)
+        asker.rpc(_request(2))
+        after = sum(type(each) is Connection for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+    assert after - before <= 2, "more than those whose end is not noticed yet"

@@ -184,6 +184,7 @@ class GrpcServerConnection(GrpcReplies[M], Generic[M]):
                 self._give_back(rpc.parts)
         self._account.give(_counted(self._frame_bytes))
         self._frame_bytes = 0
+        self.on_late = _nobody_minds  # or the owner and this keep what is unsent from being freed
         return [RpcCancelled(rpc) for rpc in rpcs.values() if rpc.is_delivered]
 
     def _check_preface(self, data: bytes | bytearray | memoryview) -> bytes:
