@@ -1,6 +1,7 @@
 """What holds for every test: nothing that it opened or started outlives it."""
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -20,6 +21,8 @@ _PATIENCE_S = 5.0
 _OUR_THREADS = (
     "startup", "dispatch", "hook-", "load-", "watch-", "meta-", "compute-", "prefetch",
 )  # fmt: skip
+
+_OUR_QUIETED_LOGGERS = ("hloserve.server.model_events",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +65,21 @@ def ends_as_pytest_ends() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "_exit", refuse)
         yield
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_log_as_it_was() -> Iterator[None]:
+    """A server that runs in the process of a test sets the log up for the whole process."""
+    loggers = [logging.getLogger(name) for name in ("", "hloserve", *_OUR_QUIETED_LOGGERS)]
+    levels = [logger.level for logger in loggers]
+    handlers = loggers[0].handlers[:]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    ours = [each for each in loggers[0].handlers if type(each).__module__.startswith("hloserve")]
+    for handler in ours:
+        if handler not in handlers:
+            loggers[0].removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,8 @@ def test_tensors_go_through_shared_memory_both_ways(
         tensor, output = _request(module, name, offset)
         answer = client.infer("scale", [tensor], outputs=[output])
 
-        assert name in str(answer.get_output("y"))
+        # Over REST Triton does not repeat the place: its client would look for binary data.
+        assert (name in str(answer.get_output("y"))) is (way == "grpc")
         y = shared_memory.get_contents_as_numpy(
             handle, np.float32, [2, 4], offset=offset + _ROWS_BYTES
         )
