@@ -260,9 +260,17 @@ def test_compile_and_execute_release_the_gil(backend: XlaBackend) -> None:
         return %1 : {square} }} }}"""
     program = backend.read_program(text.encode(), "model.mlir")
     compiled: list[XlaExecutable] = []
-    assert _steps_beside(lambda: compiled.append(backend.compile(program, "m"))) > 50
     (buffer,) = backend.to_device([np.ones((n, n), "f4")])
-    assert _steps_beside(lambda: backend.to_host(backend.execute(compiled[0], [buffer]))) > 50
+
+    def compile_it() -> None:
+        compiled.append(backend.compile(program, "m"))
+
+    def execute_it() -> None:
+        backend.to_host(backend.execute(compiled[0], [buffer]))
+
+    # Others may have the cores for a while; a lock that is held lets nobody through, ever.
+    assert any(_steps_beside(compile_it) > 50 for _ in range(20))
+    assert any(_steps_beside(execute_it) > 50 for _ in range(20))
 
 
 def _steps_beside(work: object) -> int:
