@@ -1,6 +1,8 @@
 """What every backend does: one suite, run on NumPy and on XLA, synchronous and running ahead."""
 
 import json
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -268,6 +270,21 @@ def test_host_array_outlives_its_buffer(case: Case, scale: Executable) -> None:
 
     for factor, y in enumerate(answers):
         np.testing.assert_array_equal(y, factor * X * W)
+
+
+def test_host_array_is_let_go_of_when_its_buffer_is_freed(case: Case, scale: Executable) -> None:
+    """Memory of a large request is free for the next one, also when nothing runs meanwhile."""
+    staged = _aligned(X)
+    is_alive = weakref.ref(staged)
+
+    case.run(scale, staged, W)
+    del staged
+    end_s = time.monotonic() + 10
+    while is_alive() and case.backend.runs_ahead:  # where another thread lets go of it
+        assert time.monotonic() < end_s, "the device keeps what was freed"
+        case.backend.free([])
+
+    assert is_alive() is None
 
 
 def test_freeing_twice_is_ignored(case: Case) -> None:

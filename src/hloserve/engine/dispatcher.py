@@ -136,38 +136,39 @@ class Dispatcher:
     def _serve_until_closed(self) -> Exception | None:
         """Serve until the scheduler is closed, or until nothing can be served any more."""
         try:
-            if self._most_in_flight == 1:
-                self._serve_one_by_one()
-            else:
-                self._serve_overlapping()
+            serve = self._serve_alone if self._most_in_flight == 1 else self._serve_overlapping
+            while self._recovery.lost is None and serve():
+                pass  # a call each: nothing of a dispatch is kept while the thread waits
         except Exception as error:  # noqa: BLE001  # our own fault, or a closed loop: logged
             log_event(log, "dispatch_thread_died", level=logging.CRITICAL, error=error)
             return error
         return self._recovery.lost
 
-    def _serve_one_by_one(self) -> None:
-        while self._recovery.lost is None:
-            dispatch = self._scheduler.next_dispatch()
-            if dispatch is None:
-                return
-            self._post(_deliver_dispatch, dispatch, *self._run_whole(dispatch))
-            self._scheduler.end(dispatch)
+    def _serve_alone(self) -> bool:
+        """Run one dispatch from its beginning to its end; False when the scheduler is closed."""
+        dispatch = self._scheduler.next_dispatch()
+        if dispatch is None:
+            return False
+        self._post(_deliver_dispatch, dispatch, *self._run_whole(dispatch))
+        self._scheduler.end(dispatch)
+        return True
 
-    def _serve_overlapping(self) -> None:
+    def _serve_overlapping(self) -> bool:
+        """Begin the next dispatch or end the oldest; False when the scheduler is closed."""
         running = self._running
-        while self._recovery.lost is None:
-            if not running:
-                dispatch = self._scheduler.next_dispatch()
-            elif len(running) < self._most_in_flight:
-                dispatch = self._next_behind()
-            else:
-                dispatch = None
-            if dispatch is not None:
-                self._start(dispatch)
-            elif running:
-                self._finish_oldest()
-            else:
-                return
+        if not running:
+            dispatch = self._scheduler.next_dispatch()
+        elif len(running) < self._most_in_flight:
+            dispatch = self._next_behind()
+        else:
+            dispatch = None
+        if dispatch is not None:
+            self._start(dispatch)
+        elif running:
+            self._finish_oldest()
+        else:
+            return False
+        return True
 
     def _next_behind(self) -> Dispatch | None:
         """Take the batch to prepare while others run, neither too early nor too late.

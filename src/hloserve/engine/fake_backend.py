@@ -284,6 +284,7 @@ class FakeBackend(Backend):
         except HloserveError as error:
             run.error = error
         finally:
+            run.arguments = ()  # what was freed meanwhile goes now
             run.ended.set()
 
     def _compute(self, run: _Run) -> None:

@@ -64,6 +64,7 @@ try:
     _batched_device_put = xla_client.batched_device_put
     _array_result_handler = xla_client.array_result_handler
     _XlaRuntimeError: type[Exception] = xla_client.XlaRuntimeError
+    _collect_garbage = _jax.collect_garbage
     _ZERO_COPY = xla_client.HostBufferSemantics.ZERO_COPY
 except (ImportError, AttributeError) as moved:
     raise UntestedVersion("jax", jax.__version__, "0.10 to 0.11") from moved
@@ -348,6 +349,7 @@ class XlaBackend(Backend):
     def free(self, buffers: Sequence[Buffer]) -> None:
         for buffer in buffers:
             buffer.delete()  # type: ignore[attr-defined]
+        _collect_garbage()
 
     @override
     def pin(self, memory: Array) -> bool:

@@ -2,10 +2,11 @@
 
 import logging
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 
 import pytest
-from support.engine_models import Engine, build_model, outcome_of, request
+from support.engine_models import Engine, build_model, outcome_of, request, wait_until_asleep
 from typing_extensions import override
 
 from hloserve.core.clock import ManualClock
@@ -386,3 +387,19 @@ def test_death_of_the_thread_is_told_to_those_in_flight() -> None:
     assert isinstance(engine.ends[0], ZeroDivisionError)
     with pytest.raises(BackendFailed):
         outcome_of(callers[0])
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_nothing_of_a_request_is_kept_while_the_thread_waits(in_flight: int) -> None:
+    """Large inputs go when they have been answered, not when the next request comes."""
+    backend = _ahead()
+    model = build_model(backend, sizes=[1])
+    with Engine(backend, model, in_flight=in_flight) as engine:
+        caller = request(model, 1)
+        is_kept = weakref.ref(caller.inputs[0])
+        engine.scheduler.submit([caller])
+        engine.run(caller)
+        del caller
+        wait_until_asleep(engine.scheduler)
+
+        assert is_kept() is None
