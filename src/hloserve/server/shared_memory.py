@@ -17,7 +17,7 @@ Rules.
 from collections.abc import Awaitable, Callable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
