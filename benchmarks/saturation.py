@@ -1,14 +1,17 @@
 """How much of a saturated device is left to programs: batches of 2 ms and more against a bare loop.
 
-    python -m benchmarks.saturation [--rounds 15] [--seconds 0.5] [--layers 2 6]
+    python -m benchmarks.saturation [--rounds 15] [--seconds 0.5] [--layers 1 2 6] [--threads 1 2]
 
 The bare loop transfers, executes and fetches one batch after the other on the synchronous device
 and does nothing else. The served side is the scheduler and the dispatcher of a worker on the same
 program, driven in the same process: a loop that answers each reply with the next request, without
 network and codecs, so that the load takes as little of the shared cores as can be. All take turns,
-and two figures are given: the rate of batches over that of the bare loop, in which the cores that
-the loop takes from XLA show; and the share of the time in which the device has something to
-compute, in which they do not.
+and two figures are given: the rate of batches over that of the bare loop, and the share of the time
+in which the device has something to compute.
+
+The device is as many threads as `--threads` says. With fewer than there are cores it has its cores
+to itself, as an accelerator has, and so has the engine; with all of them, each takes time from the
+other, which shows in the rate and not in the share.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -57,8 +61,8 @@ def program_text(layers: int) -> str:
 class Side:
     """One of the two: a device and a model on it."""
 
-    def __init__(self, layers: int, *, runs_ahead: bool) -> None:
-        self.backend = XlaBackend("cpu", runs_ahead=runs_ahead)
+    def __init__(self, layers: int, threads: int, *, runs_ahead: bool) -> None:
+        self.backend = XlaBackend("cpu", runs_ahead=runs_ahead, cpu_threads=threads)
         program = self.backend.read_program(program_text(layers).encode(), "wide.mlir")
         self.executable = self.backend.compile(program, "wide")
         generator = np.random.default_rng(0)
@@ -104,8 +108,8 @@ class _LoadedRequest(QueuedRequest):
 class Served(Side):
     """The engine of a worker, with as many requests in flight as fill two batches."""
 
-    def __init__(self, layers: int, rows: int, *, runs_ahead: bool) -> None:
-        super().__init__(layers, runs_ahead=runs_ahead)
+    def __init__(self, layers: int, threads: int, rows: int, *, runs_ahead: bool) -> None:
+        super().__init__(layers, threads, runs_ahead=runs_ahead)
         axes = (Axis("n", AxisKind.BATCH), Axis("c", AxisKind.FIXED, _WIDTH))
         self._model = DeviceModel(
             "wide",
@@ -161,6 +165,7 @@ class Served(Side):
 class Record:
     """Medians of one load; `rate_ratio` is the median of the rounds' ratios."""
 
+    threads: int
     device: str
     rows_per_request: int
     batch_ms: float
@@ -168,10 +173,10 @@ class Record:
     busy_fraction: float
 
 
-def measure(layers: int, rows: int, rounds: int, seconds: float) -> list[Record]:
+def measure(layers: int, threads: int, rows: int, rounds: int, seconds: float) -> list[Record]:
     """Let the bare loop and the engine on both kinds of CPU devices take turns."""
-    bare = BareLoop(layers, runs_ahead=False)
-    served = {ahead: Served(layers, rows, runs_ahead=ahead) for ahead in (False, True)}
+    bare = BareLoop(layers, threads, runs_ahead=False)
+    served = {ahead: Served(layers, threads, rows, runs_ahead=ahead) for ahead in (False, True)}
     loops: list[float] = []
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for number in range(rounds + 1):
@@ -183,6 +188,7 @@ def measure(layers: int, rows: int, rounds: int, seconds: float) -> list[Record]
                 found[ahead].append(turn)
     return [
         Record(
+            threads,
             "runs ahead, 2 in flight" if ahead else "synchronous, 1 in flight",
             rows,
             _median([1e3 / rate for rate in loops]),
@@ -202,22 +208,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.saturation", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 6], help="of the program")
+    cores = sorted({max(1, (os.cpu_count() or 1) - 1), os.cpu_count() or 1})
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 6], help="of the program")
+    parser.add_argument("--threads", type=int, nargs="+", default=cores, help="of the device")
     parser.add_argument("--out", type=Path, default=Path(".benchmarks/saturation.json"))
     options = parser.parse_args()
     records = []
     print(
-        f"{'CPU device':<26}{'rows/request':>13}{'bare loop ms':>14}{'rate ratio':>12}{'busy':>8}"
+        f"{'threads':<9}{'CPU device':<26}{'rows/request':>13}{'bare loop ms':>14}"
+        f"{'rate ratio':>12}{'busy':>8}"
     )
-    for layers in options.layers:
-        for rows in (1, 8, 64):
-            for record in measure(layers, rows, options.rounds, options.seconds):
-                records.append(record)
-                print(
-                    f"{record.device:<26}{record.rows_per_request:>13}{record.batch_ms:>14.2f}"
-                    f"{record.rate_ratio:>12.3f}{record.busy_fraction:>8.1%}",
-                    flush=True,
-                )
+    for threads, layers, rows in product(options.threads, options.layers, (1, 8, 64)):
+        for record in measure(layers, threads, rows, options.rounds, options.seconds):
+            records.append(record)
+            print(
+                f"{record.threads:<9}{record.device:<26}{record.rows_per_request:>13}"
+                f"{record.batch_ms:>14.2f}{record.rate_ratio:>12.3f}{record.busy_fraction:>8.1%}",
+                flush=True,
+            )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "cpus": os.cpu_count()}
     document = {"machine": machine, "results": [asdict(record) for record in records]}

@@ -98,6 +98,11 @@ class RuntimeConfig(Section, frozen=True, kw_only=True):
     CPU. There, 2 or more has XLA execute on a thread of its own: it keeps the CPU busy with models
     that compute for milliseconds, and adds some 30 us to those that compute for microseconds."""
 
+    cpu_threads: Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"] = "auto"
+    """Threads that one program computes with on the CPU; `auto` leaves it to XLA, which takes one
+    for each CPU. Fewer leave cores to the server, or to other workers of the machine, and let two
+    programs run side by side with `dispatches_in_flight: 2`."""
+
     reload_without_room: Literal["keep_old", "unload_first"] = "keep_old"
     """When a changed bundle is reloaded and the device cannot hold the old and the new model at
     once: go on with the old one and try again later (`keep_old`), or unload it first, so that

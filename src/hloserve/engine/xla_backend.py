@@ -107,6 +107,7 @@ class XlaBackend(Backend):
             for the first accelerator client of the process, and not for the CPU.
         runs_ahead: on the CPU, hand each execution to a thread of XLA and return, as accelerators
             do: slower for what is small, and it may run two at once.
+        cpu_threads: that a program computes with on the CPU; None for one on each.
         compiling: how programs are compiled. For numerics `f32` the variable NVIDIA_TF32_OVERRIDE
             of this process is set to 0, before a client exists.
 
@@ -124,6 +125,7 @@ class XlaBackend(Backend):
         mem_fraction: float | None = None,
         preallocate: bool | None = None,
         runs_ahead: bool = False,
+        cpu_threads: int | None = None,
         compiling: CompileSettings | None = None,
     ) -> None:
         self._platform = platform
@@ -132,7 +134,7 @@ class XlaBackend(Backend):
             os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
         if platform != "cpu":
             request_memory(mem_fraction, preallocate)
-        devices = open_devices(platform, runs_ahead=runs_ahead)
+        devices = open_devices(platform, runs_ahead=runs_ahead, cpu_threads=cpu_threads)
         if not 0 <= ordinal < len(devices):
             raise ConfigProblem(
                 "device", "runtime.device_ordinal", f"{ordinal}: {platform} has {len(devices)}"
@@ -156,6 +158,7 @@ class XlaBackend(Backend):
                 "rewriter": [self._compiling.has_rewrites, rewriter_revision()],
                 "flags": {name: os.environ.get(name, "") for name in _COMPILER_VARIABLES},
                 "processor": processor_identity() if platform == "cpu" else "",
+                "threads": cpu_threads if platform == "cpu" else None,
             },
             sort_keys=True,
         )

@@ -4,8 +4,10 @@ What lives here: the clients and their memory, and the table of errors. What doe
 with a device (`hloserve.engine.xla_backend`, which alone calls this).
 """
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hloserve.core.errors import (
@@ -23,6 +25,9 @@ except ImportError as missing:
     raise MissingExtra("server", "running StableHLO programs", missing) from missing
 
 __all__ = ["client_options", "open_devices", "request_memory", "translated"]
+
+_THREADS_VARIABLE = "NPROC"
+"""XLA asks it for the size of the pool of a CPU client, and has no option for that."""
 
 _NEEDED = re.compile(r"allocat\w*\s+(\d+)")
 
@@ -60,18 +65,40 @@ def client_options(
     return options
 
 
-def open_devices(platform: str, *, runs_ahead: bool) -> list[Any]:
+def open_devices(platform: str, *, runs_ahead: bool, cpu_threads: int | None = None) -> list[Any]:
     """The devices of a platform; on the CPU of a client of its own.
+
+    Args:
+        platform: ``cpu``, or one whose plugin is installed.
+        runs_ahead: of the CPU's client.
+        cpu_threads: that a program computes with on the CPU; None leaves it to XLA. It is passed in
+            the environment, which no other thread may change meanwhile.
 
     Raises:
         ConfigProblem: there is no such platform.
     """
     if platform == "cpu":
-        return list(xla_client.make_cpu_client(asynchronous=runs_ahead).local_devices())
+        with _variable(_THREADS_VARIABLE, cpu_threads):
+            return list(xla_client.make_cpu_client(asynchronous=runs_ahead).local_devices())
     try:
         return list(jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise ConfigProblem("device", "runtime.backend", f"{platform}: {error}") from error
+
+
+@contextmanager
+def _variable(name: str, value: int | None) -> Iterator[None]:
+    """Set a variable of the environment for a while; None leaves it as it is."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = str(value)
+    try:
+        yield
+    finally:
+        if value is not None:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
 
 
 def translated(operation: str, model: str, error: Exception) -> HloserveError:

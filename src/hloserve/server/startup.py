@@ -48,6 +48,7 @@ def open_backend(config: RuntimeConfig) -> Backend:
 
     compiling = _compile_settings(config)
     runs_ahead = config.dispatches_in_flight not in ("auto", 1)  # on the CPU it is a choice
+    cpu_threads = None if config.cpu_threads == "auto" else config.cpu_threads
     try:
         return XlaBackend(
             config.backend,
@@ -55,6 +56,7 @@ def open_backend(config: RuntimeConfig) -> Backend:
             mem_fraction=config.mem_fraction,
             preallocate=config.preallocate,
             runs_ahead=runs_ahead,
+            cpu_threads=cpu_threads,
             compiling=compiling,
         )
     except HloserveError as error:
@@ -69,7 +71,9 @@ def open_backend(config: RuntimeConfig) -> Backend:
             reason=str(error),
             setting="runtime.allow_cpu_fallback",
         )
-        return XlaBackend("cpu", 0, runs_ahead=runs_ahead, compiling=compiling)
+        return XlaBackend(
+            "cpu", 0, runs_ahead=runs_ahead, cpu_threads=cpu_threads, compiling=compiling
+        )
 
 
 def _is_of_settings(error: HloserveError) -> bool:

@@ -1,10 +1,12 @@
 """XLA on the CPU: what the engine relies on beyond the contract that every backend keeps."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -424,3 +426,32 @@ def test_failure_of_a_device_that_runs_ahead_is_told_at_the_latest_by_fetching()
 
     with pytest.raises(BackendFailed):
         ahead.to_host(buffers)
+
+
+def _pool_threads() -> int:
+    """How many threads of this process XLA computes with."""
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return sum(name.read_text().startswith("tf_XLAEigen") for name in names)
+
+
+def test_programs_compute_with_as_many_threads_as_they_are_given() -> None:
+    """Others of the machine keep their cores, and the environment is as it was."""
+    before, environment = _pool_threads(), dict(os.environ)
+
+    XlaBackend("cpu", cpu_threads=3)
+
+    assert (_pool_threads() - before, environment) == (3, dict(os.environ))
+
+
+def test_programs_for_other_threads_have_other_keys() -> None:
+    """XLA divides the work when it compiles."""
+    keys = set()
+    for threads in (1, 2):
+        backend = XlaBackend("cpu", cpu_threads=threads)
+        keys.add(
+            backend.cache_key(
+                backend.read_program(b"module { func.func public @main() { return } }", "m")
+            )
+        )
+
+    assert len(keys) == 2
