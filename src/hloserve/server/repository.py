@@ -2,8 +2,8 @@
 
 What lives here: carrying out what `hloserve.models.changes` decides and what clients of the
 repository extension ask for. What does not: looking (`hloserve.server.watcher`), loading
-(`hloserve.server.loading`, on load threads) and telling people (`RepositoryEvents`). Loop thread
-only.
+(`hloserve.server.loading`, on load threads), judging what failed (`LoadFailures`) and telling
+people (`RepositoryEvents`). Loop thread only.
 
 Rules.
 1. A model serves until its successor is ready, and goes on if the successor fails.
@@ -19,10 +19,8 @@ from functools import partial
 
 from hloserve.core.clock import Clock
 from hloserve.core.errors import (
-    BackendFailed,
     BundleNotFound,
     DeviceMemoryFull,
-    HloserveError,
     ModelNotFound,
     ShuttingDown,
 )
@@ -38,10 +36,11 @@ from hloserve.models.model import Model
 from hloserve.models.registry import Registry
 from hloserve.models.repository_look import Found, Look
 from hloserve.models.task_threads import TaskThreads
+from hloserve.server.load_failures import LoadFailures
 from hloserve.server.load_groups import LoadGroups
-from hloserve.server.load_outcomes import RETRY_S, may_pass, run_alone, settle
+from hloserve.server.load_outcomes import run_alone, settle
 from hloserve.server.load_watch import LoadWatch
-from hloserve.server.loading import BundleChanged, BundleLoader, Loaded
+from hloserve.server.loading import BundleLoader, Loaded
 from hloserve.server.meta_relations import MetaRelations
 from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
 
@@ -90,6 +89,7 @@ class Repository:
         self._relations = MetaRelations(registry, events)
         self._groups = LoadGroups(registry)
         self._watch = LoadWatch(events, later, post)
+        self._failures = LoadFailures(settings.quiet_s, is_watched=settings.is_watched)
         self._quiet_ns = round(settings.quiet_s * 1e9)
         self._gone_ns = round(max(settings.gone_s, settings.quiet_s) * 1e9)
         self.look_soon: Callable[[], object] = lambda: None
@@ -98,7 +98,6 @@ class Repository:
         self._applied: dict[str, Applied] = {}
         self._sightings: dict[str, Sighting] = {}
         self._loads: dict[str, _Load] = {}
-        self._tries: dict[str, int] = {}
         self._undecided: set[str] | None = None
         self._is_closed = False
         self.retiring = 0
@@ -229,7 +228,7 @@ class Repository:
             self._adopt(changes.adopt)
         for name in changes.remove:
             self._applied.pop(name, None)
-            self._tries.pop(name, None)
+            self._failures.forget(name)
             self._relations.forget(name)
             was_adopted = name in changes.adopt.values()
             self._retire(self._registry.remove(name))
@@ -283,7 +282,7 @@ class Repository:
         del self._loads[name]
         self._groups.look(self._loads)
         if error is None:
-            self._tries.pop(name, None)
+            self._failures.forget(name)
         else:
             self._note_failure(name, load.found, error)
         if load.is_unwanted and self._registry.knows(name):
@@ -329,23 +328,16 @@ class Repository:
             self._note_failure(name, self._applied[name].found, problem)
 
     def _note_failure(self, name: str, found: Found, error: Exception) -> None:
-        if isinstance(error, BundleChanged):
-            # Whatever it has become is a difference to this, also nothing.
-            changed = replace(found, problem=str(error))
-            self._applied[name] = Applied(changed, False)
-            self._registry.set_loading(name, str(error))
-            if not self._settings.is_watched:
-                self._later(self._settings.quiet_s, self._retry, name, changed)
-            return
-        self._applied[name] = Applied(found, False)
-        if not isinstance(error, HloserveError):
-            error = BackendFailed("load", name, f"{type(error).__name__}: {error}")
-        self._registry.set_failed(name, reason_of(error))
-        self._events.model_failed(name, error, is_serving=self._registry.is_serving(name))
-        if error.retryable or may_pass(error):
-            tries = self._tries.get(name, 0)
-            self._tries[name] = tries + 1
-            self._later(RETRY_S[min(tries, len(RETRY_S) - 1)], self._retry, name, found)
+        failure = self._failures.judge(name, found, error)
+        self._applied[name] = Applied(failure.found, False)
+        if failure.error is None:
+            self._registry.set_loading(name, failure.found.problem)
+        else:
+            self._registry.set_failed(name, reason_of(failure.error))
+            is_serving = self._registry.is_serving(name)
+            self._events.model_failed(name, failure.error, is_serving=is_serving)
+        if failure.retry_s is not None:
+            self._later(failure.retry_s, self._retry, name, failure.found)
 
     def _retry(self, name: str, found: Found) -> None:
         if not self._is_closed and self._applied.get(name) == Applied(found, False):
