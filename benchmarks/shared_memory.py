@@ -3,11 +3,11 @@
     python -m benchmarks.shared_memory [--rounds 9] [--mib 16] [--out FILE]
 
 A real server on the CPU, one client, one request at a time. "in" is a model that looks at four
-numbers of its input, so nearly nothing but the way in is measured; "in and out" is an identity,
-which costs XLA a copy of its own, into fresh memory: "without XLA" leaves out what the same program
-takes alone. Rounds are interleaved with a copy of the same size from shared memory to memory and,
-for comparison, with the same tensors inside of messages. The ratio is bytes per second over those
-of the copy: medians of the rounds' ratios.
+numbers of its input, "out" one that repeats them, "in and out" an identity. The last two have XLA
+write all of their output as well, which costs as much as a copy: "without the program" leaves out
+the time that the server's statistics say the execution took. Rounds are interleaved with a copy of
+the same size from shared memory to memory and, for comparison, with the same tensors inside of
+messages. The ratio is bytes per second over those of the copy: medians of the rounds' ratios.
 
 Tensors and copies take turns over so many places that no cache holds them (`--places`), as they
 would with more than one client: a copy from cache to cache says nothing of memory. With
@@ -23,6 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -30,14 +31,23 @@ import numpy as np
 
 from benchmarks.processes import started_hloserve
 from hloserve import Client, IOSpec, write_bundle
-from hloserve.core.tensors import Array
-from hloserve.engine.xla_backend import XlaBackend
 
 _LOOK = """
 module @look {{
   func.func public @main(%x: tensor<1x{n}xf32>) -> tensor<1x4xf32> {{
     %0 = stablehlo.slice %x [0:1, 0:4] : (tensor<1x{n}xf32>) -> tensor<1x4xf32>
     return %0 : tensor<1x4xf32>
+  }}
+}}
+"""
+
+_REPEAT = """
+module @repeat {{
+  func.func public @main(%x: tensor<1x4xf32>) -> tensor<1x{n}xf32> {{
+    %0 = stablehlo.broadcast_in_dim %x, dims = [0, 2]
+      : (tensor<1x4xf32>) -> tensor<1x{quarter}x4xf32>
+    %1 = stablehlo.reshape %0 : (tensor<1x{quarter}x4xf32>) -> tensor<1x{n}xf32>
+    return %1 : tensor<1x{n}xf32>
   }}
 }}
 """
@@ -52,32 +62,56 @@ module @same {{
 
 
 def write_models(repository: Path, extent: int) -> None:
-    """Write "look" (four numbers of x) and "same" (x), of `extent` float32 numbers."""
-    x = IOSpec("x", "f32", (1, extent), batch_axis=0)
-    for name, text, width in (("look", _LOOK, 4), ("same", _SAME, extent)):
-        y = IOSpec("y", "f32", (1, width), batch_axis=0)
-        write_bundle(repository / name, name, [x], [y], {1: text.format(n=extent)}, {})
+    """Write "look" (four numbers of x), "repeat" (four, often) and "same" (x).
+
+    Args:
+        repository: an empty directory.
+        extent: of the long tensors, in float32 numbers; a multiple of 4.
+    """
+    programs = (
+        ("look", _LOOK, extent, 4),
+        ("repeat", _REPEAT, 4, extent),
+        ("same", _SAME, extent, extent),
+    )
+    for name, text, width, result in programs:
+        x = IOSpec("x", "f32", (1, width), batch_axis=0)
+        y = IOSpec("y", "f32", (1, result), batch_axis=0)
+        program = text.format(n=extent, quarter=extent // 4)
+        write_bundle(repository / name, name, [x], [y], {1: program}, {})
 
 
-def program_alone(values: Array) -> Callable[[], object]:
-    """What runs "same" without a server."""
-    backend = XlaBackend("cpu", 0)
-    text = _SAME.format(n=values.shape[1]).encode()
-    executable = backend.compile(backend.read_program(text, "same"), "same")
-    aligned = np.empty(values.nbytes + 64, np.uint8)
-    skip = -aligned.ctypes.data % 64
-    array = aligned[skip : skip + values.nbytes].view(np.float32).reshape(values.shape)
-    array[...] = values
-    return lambda: backend.to_host(backend.execute(executable, backend.to_device([array])))
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of moving bytes.
+
+    Attributes:
+        call: moves them once.
+        nbytes: how many.
+        model: whose executions are told apart; empty for none.
+    """
+
+    call: Callable[[], object]
+    nbytes: int
+    model: str = ""
 
 
-def rate(call: Callable[[], object], nbytes: int, seconds: float) -> float:
-    """Bytes per second of a call that moves `nbytes`."""
+def executing_s(client: Client, model: str) -> float:
+    """How long the programs of a model have run so far; 0 without a model."""
+    if not model:
+        return 0.0
+    (report,) = client.model_statistics(model)
+    return report.compute_infer.ns / 1e9
+
+
+def rate(way: Way, client: Client, seconds: float) -> tuple[float, float]:
+    """Bytes per second of a way, and the same without the time in which its program ran."""
+    executed_s = executing_s(client, way.model)
     count, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or not count:
-        call()
+        way.call()
         count += 1
-    return count * nbytes / elapsed
+    executed_s = executing_s(client, way.model) - executed_s
+    return count * way.nbytes / elapsed, count * way.nbytes / (elapsed - executed_s)
 
 
 def measure(
@@ -86,6 +120,7 @@ def measure(
     """Rates of all ways by name, one per round; the first round warms up and does not count."""
     extent = nbytes // 4
     values = np.random.default_rng(0).random((1, extent), np.float32)
+    four = values[:, :4]
     rates: dict[str, list[float]] = {}
     room = places * 2 * (nbytes + 4096)
     with Client(address) as client, client.shared_memory(room) as memory:
@@ -94,23 +129,28 @@ def measure(
         own = cycle([np.ones_like(values) for _ in range(places)])
         y = next(ys)
         assert (client.infer("same", {"x": next(xs)}, into={"y": y})["y"] == values).all()
-        ways: dict[str, tuple[Callable[[], object], int]] = {
-            "copy": (lambda: np.copyto(next(own), next(xs).array), nbytes),
-            "in": (lambda: client.infer("look", {"x": next(xs)}), nbytes),
-            "in and out": (
-                lambda: client.infer("same", {"x": next(xs)}, into={"y": next(ys)}), 2 * nbytes,
-            ),
-            "XLA alone": (program_alone(values), 2 * nbytes),
-            "in, inside of messages": (lambda: client.infer("look", {"x": values}), nbytes),
-            "in and out, inside": (lambda: client.infer("same", {"x": values}), 2 * nbytes),
-        }  # fmt: skip
+
+        def repeat() -> object:
+            return client.infer("repeat", {"x": four}, into={"y": next(ys)})
+
+        def same() -> object:
+            return client.infer("same", {"x": next(xs)}, into={"y": next(ys)})
+
+        ways = {
+            "copy": Way(lambda: np.copyto(next(own), next(xs).array), nbytes),
+            "in": Way(lambda: client.infer("look", {"x": next(xs)}), nbytes),
+            "out": Way(repeat, nbytes, "repeat"),
+            "in and out": Way(same, 2 * nbytes, "same"),
+            "in, inside of messages": Way(lambda: client.infer("look", {"x": values}), nbytes),
+            "in and out, inside": Way(lambda: client.infer("same", {"x": values}), 2 * nbytes),
+        }
         for _ in range(rounds + 1):
-            for name, (call, moved) in ways.items():
-                rates.setdefault(name, []).append(rate(call, moved, seconds))
-    rates = {name: found[1:] for name, found in rates.items()}
-    both = zip(rates["in and out"], rates["XLA alone"], strict=True)
-    rates["in and out without XLA"] = [1 / (1 / whole - 1 / xla) for whole, xla in both]
-    return rates
+            for name, way in ways.items():
+                whole, without = rate(way, client, seconds)
+                rates.setdefault(name, []).append(whole)
+                if way.model:
+                    rates.setdefault(f"{name} without the program", []).append(without)
+    return {name: found[1:] for name, found in rates.items()}
 
 
 def main() -> None:
@@ -139,7 +179,7 @@ def main() -> None:
         for name, found in rates.items()
     }
     for name, row in table.items():
-        print(f"{name:26} {row['gb_per_s']:7.2f} GB/s  {row['ratio']:6.2f} of a copy")
+        print(f"{name:33} {row['gb_per_s']:7.2f} GB/s  {row['ratio']:6.2f} of a copy")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "tensor_bytes": nbytes,
