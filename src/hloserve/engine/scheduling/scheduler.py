@@ -81,7 +81,6 @@ class Scheduler:
         self._running = InFlight()
         self._commands: list[Command[Any]] = []
         self._post: Callable[..., object] | None = None
-        self._dispatch_thread = 0
         self._handed: Dispatch | None = None  # taken for the dispatch thread, which is waking up
         self._on_work: Callable[[], object] | None = None
         self._is_announced = False
@@ -268,6 +267,12 @@ class Scheduler:
             waiting = sum(len(queue.requests) for queue in self._queues.waiting.values())
             return self._running.requests + waiting
 
+    @property
+    def running(self) -> Sequence[Dispatch]:
+        """The batches that were taken and have not ended, the oldest first. Any thread."""
+        with self._lock:
+            return tuple(self._running.dispatches)
+
     def wake(self) -> None:
         """Let the dispatch thread take what waits, cheap or not. Threading: loop thread."""
         with self._lock:
@@ -329,7 +334,7 @@ class Scheduler:
 
         Threading: the dispatch thread, always the same one.
         """
-        self._check_thread()
+        self._sleep.check_thread()
         while True:
             with self._lock:
                 dispatch = self._wait_for_work()
@@ -338,11 +343,6 @@ class Scheduler:
                 commands, self._commands = self._commands, []
             assert self._post is not None, "a command came, and nobody said how to answer it"
             run_commands(commands, self._post)
-
-    def _check_thread(self) -> None:
-        thread = threading.get_ident()
-        assert self._dispatch_thread in (0, thread), "batches are taken by two threads"
-        self._dispatch_thread = thread
 
     def _wait_for_work(self) -> Dispatch | None:
         """The next batch; None when commands wait, or when there is nothing and will be nothing."""
@@ -367,7 +367,7 @@ class Scheduler:
 
         Then end what is in flight and call `next_dispatch`. Threading: dispatch thread; at once.
         """
-        self._check_thread()
+        self._sleep.check_thread()
         with self._lock:
             return None if self._commands else self._take()
 

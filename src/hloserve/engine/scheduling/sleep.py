@@ -1,6 +1,7 @@
 """The sleep of the dispatch thread.
 
-What lives here: falling asleep, waking up, and the instant at which the thread wakes by itself.
+What lives here: which thread it is, falling asleep, waking up, and the instant at which it wakes by
+itself.
 What does not: what there is to do (`hloserve.engine.scheduling.scheduler`, whose lock guards this).
 """
 
@@ -17,7 +18,7 @@ class Sleep:
     """One thread sleeps; others wake it.
 
     Args:
-        lock: held by whoever calls a method.
+        lock: held by whoever calls a method, unless it says otherwise.
         clock: of the instants.
 
     Attributes:
@@ -25,13 +26,20 @@ class Sleep:
         until_ns: when it wakes up by itself; `NEVER_NS` when it does not.
     """
 
-    __slots__ = ("_clock", "_work", "is_on", "until_ns")
+    __slots__ = ("_clock", "_thread", "_work", "is_on", "until_ns")
 
     def __init__(self, lock: threading.Lock, clock: Clock) -> None:
         self._clock = clock
+        self._thread = 0
         self._work = threading.Condition(lock)
         self.is_on = False
         self.until_ns = NEVER_NS
+
+    def check_thread(self) -> None:
+        """Check that this is the thread: the first one that asks. Without the lock."""
+        thread = threading.get_ident()
+        assert self._thread in (0, thread), "batches are taken by two threads"
+        self._thread = thread
 
     def end(self) -> None:
         """Wake the thread, if it sleeps."""

@@ -292,6 +292,17 @@ def test_drain_after_stop_does_not_reopen() -> None:
     assert scheduler.next_dispatch() is None
 
 
+def test_running_batches_are_those_taken_and_not_ended() -> None:
+    """The oldest first, whichever ends first."""
+    scheduler, _, _ = _queued(build_model(FakeBackend(), sizes=[1]), 1, 1, 1)
+    first, second = _next(scheduler), _next(scheduler)
+    assert [first, second] == list(scheduler.running)
+
+    scheduler.end(first)
+
+    assert [second] == list(scheduler.running)
+
+
 def test_in_flight_counts_waiting_and_running_requests() -> None:
     """A request is in flight from its submission to the end of its dispatch."""
     scheduler, _, _ = _queued(build_model(FakeBackend()), 1, 1, 1)
