@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from support.engine_models import build_model
+from typing_extensions import override
 
 from hloserve.bundle.weights import WeightsFile
 from hloserve.bundle.weights_writing import plan_weights
@@ -21,6 +22,18 @@ from hloserve.engine.residency.weight_cache import WeightCache
 
 UNIT_BYTES = 64
 """Weights are multiples of this: one row of 16 numbers."""
+
+
+class AheadCpu(FakeBackend):
+    """A CPU that executes on a thread of its own, as with two dispatches in flight."""
+
+    def __init__(self) -> None:
+        super().__init__(runs_ahead=True)
+
+    @property
+    @override
+    def platform(self) -> str:
+        return "cpu"
 
 
 def write_weights(path: Path, *arrays: Array, layout: Any = "xla") -> Path:

@@ -125,6 +125,14 @@ class Backend(ProgramReader, Protocol):
         """
         ...
 
+    @property
+    def is_host(self) -> bool:
+        """True when it computes in the memory of the host: an aligned array is its own buffer.
+
+        So the CPU does, and whatever executes when it is called.
+        """
+        return self.platform == "cpu" or not self.runs_ahead
+
     def compile(self, program: Program, model: str) -> Executable:
         """Compile for this device; may take minutes, with the GIL released.
 

@@ -145,7 +145,7 @@ class AllOnDevice(EverythingResident, DeviceWeights):
             copy.release(is_unused=True)
             raise
         kept: HostCopy | None = copy
-        if self._backend.runs_ahead:  # the device has memory of its own
+        if not self._backend.is_host:
             copy.release(is_unused=False)
             kept = None
         with self._lock:

@@ -68,7 +68,7 @@ class WeightMoves:
     """
 
     def __init__(self, backend: Backend, entries: ResidentSet, clock: Clock) -> None:
-        self.is_host = not backend.runs_ahead
+        self.is_host = backend.is_host
         self.lock = threading.Lock()
         self.waiting = 0
         self.loads = self.loaded_bytes = self.evictions = 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_models import build_model
-from support.engine_residency import UNIT_BYTES, numbers, write_weights
+from support.engine_residency import UNIT_BYTES, AheadCpu, numbers, write_weights
 
 from hloserve.bundle.weights import WeightsFile
 from hloserve.core.errors import DeviceMemoryFull, NotPossibleNow, WeightsProblem
@@ -72,6 +72,22 @@ def test_device_with_memory_of_its_own_needs_no_copy_on_the_host(tmp_path: Path)
     assert not placement.status().models[model].is_on_host
     assert 3 == backend.to_host(model.weights)[0][0, 0]
     placement.discard(model)
+    backend.close()
+
+
+def test_cpu_that_runs_ahead_computes_with_the_copy_that_all_workers_share(tmp_path: Path) -> None:
+    """It has no memory of its own: the shared file stays, for the next worker to join."""
+    backend = AheadCpu()
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    placement = AllOnDevice(backend, SharedStore(directory=shm))
+
+    model = _admit(placement, backend, tmp_path)
+
+    assert 1 == len(os.listdir(shm))
+    assert placement.status().models[model].is_on_host
+    placement.discard(model)
+    assert [] == os.listdir(shm)
     backend.close()
 
 

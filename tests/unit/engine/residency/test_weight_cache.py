@@ -498,20 +498,6 @@ def test_floor_of_a_model_that_is_not_here_is_an_error(tmp_path: Path) -> None:
         under_test.cache.set_floor(build_model(under_test.backend, weights=[]), Floor.DEVICE)
 
 
-def test_accelerators_keep_a_copy_on_the_host_by_default(tmp_path: Path) -> None:
-    """Where the device has memory of its own, a reload need not read the file."""
-    backend = FakeBackend(runs_ahead=True, limit_bytes=100 * UNIT_BYTES)
-    with shelf(tmp_path, 1, backend=backend) as under_test:
-        a = under_test.admit("a")
-        b = under_test.admit("b", floor=Floor.UNPINNED)
-        assert under_test.cache.status().models[a].is_on_host
-
-        assert [97.0, 98.0, 97.0] == [under_test.use(model) for model in (a, b, a)]
-
-        found = under_test.cache.status().models
-        assert (True, False) == (found[a].is_on_host, found[b].is_on_host)
-
-
 def test_models_without_weights_cost_nothing(tmp_path: Path) -> None:
     """They are always there, and evict nobody."""
     with shelf(tmp_path, 1) as under_test:

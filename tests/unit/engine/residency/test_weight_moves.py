@@ -1,10 +1,10 @@
-"""Loads that are not worth waiting for, and what becomes of loads that end badly."""
+"""Loads that are not worth waiting for or end badly, and what evictions leave on the host."""
 
 from pathlib import Path
 
 import pytest
 from support.engine_models import build_model
-from support.engine_residency import UNIT_BYTES, numbers, write_weights
+from support.engine_residency import UNIT_BYTES, AheadCpu, numbers, shelf, write_weights
 from typing_extensions import override
 
 from hloserve.bundle.weights import WeightsFile
@@ -84,3 +84,29 @@ def test_warm_up_that_finds_no_room_for_long_is_told(tmp_path: Path) -> None:
         made.moves.bring(b, Why.WARM_UP)
 
     made.close()
+
+
+def test_accelerators_keep_a_copy_on_the_host_by_default(tmp_path: Path) -> None:
+    """Where the device has memory of its own, a reload need not read the file."""
+    backend = FakeBackend(runs_ahead=True, limit_bytes=100 * UNIT_BYTES)
+    with shelf(tmp_path, 1, backend=backend) as under_test:
+        a = under_test.admit("a")
+        b = under_test.admit("b", floor=Floor.UNPINNED)
+        assert under_test.cache.status().models[a].is_on_host
+
+        assert [97.0, 98.0, 97.0] == [under_test.use(model) for model in (a, b, a)]
+
+        found = under_test.cache.status().models
+        assert (True, False) == (found[a].is_on_host, found[b].is_on_host)
+
+
+def test_evicted_weights_leave_memory_on_a_cpu_that_runs_ahead(tmp_path: Path) -> None:
+    """A copy that stayed would be all that the eviction gives back."""
+    with shelf(tmp_path, 1, backend=AheadCpu()) as under_test:
+        a, b = under_test.admit("a"), under_test.admit("b")
+
+        assert [97.0, 98.0, 97.0] == [under_test.use(model) for model in (a, b, a)]
+
+        found = under_test.cache.status().models
+        assert (Floor.UNPINNED, Floor.UNPINNED) == (found[a].floor, found[b].floor)
+        assert (True, False) == (found[a].is_on_host, found[b].is_on_host)
