@@ -36,8 +36,10 @@ class GrpcCaller(Rpc):
 class RestCaller:
     """One request, and what it is answered."""
 
-    def __init__(self, method: str, target: str, body: bytes) -> None:
-        request = HttpRequest(method, target.encode(), {}, body, keep_alive=True)
+    def __init__(
+        self, method: str, target: str, body: bytes, headers: "dict[bytes, bytes] | None" = None
+    ) -> None:
+        request = HttpRequest(method, target.encode(), headers or {}, body, keep_alive=True)
         self.account = BytesInHand(1 << 30).account()
         self.exchange = Exchange(request, self, 1 << 20)
         self.status = 0

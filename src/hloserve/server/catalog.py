@@ -66,12 +66,13 @@ class Catalog:
         check_version(name, version)
         return self._registry.get(name).metadata
 
-    def inputs(self, name: str) -> tuple[TensorSpec, ...]:
+    def inputs(self, name: str, version: str) -> tuple[TensorSpec, ...]:
         """The client-facing inputs of a model.
 
         Raises:
             ModelNotFound, ModelNotReady: it is not there, or not yet.
         """
+        check_version(name, version)
         return self._registry.get(name).inputs
 
     def is_model_ready(self, name: str, version: str) -> bool:

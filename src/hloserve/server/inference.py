@@ -106,6 +106,9 @@ class InferenceService:
             in_flight.done(None, TooManyInFlight(self.max_in_flight))
         elif request.deadline_ns <= now_ns:
             in_flight.done(None, DeadlineExceeded(request.model))
+        elif request.version and request.version not in ACCEPTED_VERSIONS:
+            # Before the model is looked up: one that loads will not have the version either.
+            in_flight.done(None, ModelNotFound(request.model, request.version))
         else:
             serve = self.infer if request.shared is None else self._infer_shared
             in_flight.begin(serve(request))
@@ -216,11 +219,8 @@ def _check(model: Model, request: InferRequest) -> None:
     """Check all that can be before anything is done.
 
     Raises:
-        ModelNotFound: the model has no such version.
         BadRequest: tensors do not fit; the message names them.
     """
-    if request.version:
-        check_version(request.model, request.version)
     try:
         if request.outputs:
             check_output_names(model.outputs, request.outputs)

@@ -38,10 +38,11 @@ class OperationsEndpoints:
 
     def trace_settings(self, exchange: Exchange, model: str, version: str) -> None:
         """The trace settings of a model, or of the server."""
-        exchange.reply(200, codec.encode_trace_settings(self._operations.traces.read(model)))
+        settings = self._operations.traces.read(model, version)
+        exchange.reply(200, codec.encode_trace_settings(settings))
 
     def set_trace_settings(self, exchange: Exchange, model: str, version: str) -> None:
         """Change trace settings; answers those that hold then."""
         changes = codec.decode_trace_request(exchange.control_body)
-        settings = self._operations.traces.update(changes, model)
+        settings = self._operations.traces.update(changes, model, version)
         exchange.reply(200, codec.encode_trace_settings(settings))

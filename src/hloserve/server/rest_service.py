@@ -191,7 +191,8 @@ class RestInferenceService:
         self, exchange: Exchange, model: str, request: InferRequest, forms: codec.OutputForms
     ) -> None:
         if forms.raw is not None:
-            request.inputs = codec.decode_raw_input(forms.raw, self._catalog.inputs(model))
+            inputs = self._catalog.inputs(model, request.version)
+            request.inputs = codec.decode_raw_input(forms.raw, inputs)
 
         def reply(response: InferResponse | None, error: Exception | None) -> None:
             if response is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from hloserve.core.errors import BadRequest, NotImplementedYet
 from hloserve.models.registry import Registry
+from hloserve.server.inference import check_version
 
 __all__ = ["TraceControl"]
 
@@ -36,31 +37,33 @@ class TraceControl:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def read(self, model: str = "") -> dict[str, tuple[str, ...]]:
+    def read(self, model: str = "", version: str = "") -> dict[str, tuple[str, ...]]:
         """The settings of a model, or of the server when `model` is empty.
 
         Raises:
             ModelNotFound, ModelNotReady: it is not there, or not yet.
         """
+        check_version(model, version)
         if model:
             self._registry.get(model)
         return dict(_OFF)
 
     def update(
-        self, changes: Mapping[str, Sequence[str]], model: str = ""
+        self, changes: Mapping[str, Sequence[str]], model: str = "", version: str = ""
     ) -> dict[str, tuple[str, ...]]:
         """Accept settings that hold anyway; returns all.
 
         Args:
             changes: values by name; none put a setting back to its default.
             model: the model that they are for; empty for the server.
+            version: which of the model.
 
         Raises:
             ModelNotFound, ModelNotReady: it is not there, or not yet.
             BadRequest: a name or a level does not exist; all are told.
             NotImplementedYet: something would have to be traced.
         """
-        held = self.read(model)
+        held = self.read(model, version)
         findings = [
             f"{name!r} is no trace setting; there are {', '.join(_OFF)}"
             for name in changes

@@ -34,7 +34,7 @@ def test_model_is_described(services: Services, version: str) -> None:
     metadata = services.catalog.model_metadata("scale", version)
 
     assert ("scale", [(-1, 4)]) == (metadata.name, [t.shape for t in metadata.inputs])
-    assert services.model.inputs == services.catalog.inputs("scale")
+    assert services.model.inputs == services.catalog.inputs("scale", "")
 
 
 def test_version_that_cannot_exist_is_not_found(services: Services) -> None:

@@ -93,6 +93,51 @@ def test_endpoints(services: Services, method: str, target: str, status: int) ->
     assert isinstance(caller.json, dict | list)
 
 
+@pytest.mark.parametrize("model", ["scale", "later", "broken"])
+@pytest.mark.parametrize(
+    ("method", "endpoint"),
+    [
+        ("GET", ""),
+        ("GET", "/ready"),
+        ("GET", "/config"),
+        ("GET", "/stats"),
+        ("GET", "/trace/setting"),
+        ("POST", "/trace/setting"),
+        ("POST", "/infer"),
+    ],
+)
+def test_version_that_cannot_exist_is_not_found_whatever_the_model_is_doing(
+    services: Services, model: str, method: str, endpoint: str
+) -> None:
+    """Nobody is told to come again for a version that a model will not have once it is loaded."""
+    services.registry.set_loading("later")
+    services.registry.set_failed("broken", "no weights")
+    body = _ONE_ROW if endpoint == "/infer" else {}
+
+    caller = _ask(services, method, f"/v2/models/{model}/versions/7{endpoint}", body)
+
+    assert caller.status == 404
+    assert f"model '{model}' version '7' is not served here" in caller.json["error"]
+
+
+def test_raw_body_for_a_version_that_cannot_exist_is_not_found(services: Services) -> None:
+    """Though what it is read by are the inputs of the model."""
+    services.registry.set_loading("later")
+    headers = {b"inference-header-content-length": b"0"}
+    caller = RestCaller("POST", "/v2/models/later/versions/7/infer", bytes(16), headers)
+
+    RestInferenceService(
+        services.inference,
+        services.catalog,
+        services.control,
+        services.operations,
+        SystemClock(),
+        {},
+    )(caller.exchange)
+
+    assert (caller.status, "version '7'" in caller.json["error"]) == (404, True)
+
+
 def test_draining_server_is_live_and_not_ready(services: Services) -> None:
     """A balancer sends no more, and nobody restarts it."""
     services.catalog.is_draining = True
