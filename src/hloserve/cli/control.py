@@ -11,6 +11,7 @@ import click
 
 from hloserve.cli.connecting import connection_options, open_client, parse_timeout
 from hloserve.cli.printing import safe
+from hloserve.core.model_control import WEIGHT_RANGE, is_weight
 
 __all__ = ["compact", "pin", "unpin", "weight"]
 
@@ -85,8 +86,8 @@ def _parse_weight(context: click.Context, parameter: click.Parameter, text: str)
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise click.BadParameter(f"{text!r} is not a finite number above 0")
+    if not is_weight(value):
+        raise click.BadParameter(f"{text!r} is not {WEIGHT_RANGE}")
     return value
 
 

@@ -75,7 +75,7 @@ class ControlCalls:
         It holds until the server ends; the discipline ``fair`` heeds it.
 
         Raises:
-            BadRequest: the weight is no finite number above 0.
+            BadRequest: the weight is no number above 0 and up to `MAX_WEIGHT`.
             ModelNotFound: nothing of that name is served there.
         """
         self._call("SetModelPolicy", codec.encode_policy_request(model, weight), model)

@@ -17,6 +17,7 @@ from hloserve.config.schema_types import (
     Section,
     meta,
 )
+from hloserve.core.model_control import MAX_WEIGHT
 
 __all__ = ["ModelSchedulerConfig", "SchedulerConfig"]
 
@@ -27,7 +28,7 @@ class ModelSchedulerConfig(Section, frozen=True, kw_only=True):
     max_batch_size: BatchSize | None = None
     """Most rows to coalesce into one batch of this model. Unset means the largest compiled size."""
 
-    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, Meta(gt=0, le=MAX_WEIGHT)] = 1.0
     """For `fair`: this model's share of the device, relative to the other models that have work. It
     can be changed while the server runs."""
 

@@ -7,7 +7,26 @@ What lives here: plain values of the control service. What does not: where they 
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Compaction", "ControlStatus", "Floor", "ModelControlStatus"]
+__all__ = [
+    "MAX_WEIGHT",
+    "WEIGHT_RANGE",
+    "Compaction",
+    "ControlStatus",
+    "Floor",
+    "ModelControlStatus",
+    "is_weight",
+]
+
+MAX_WEIGHT = 1_000_000.0
+"""Most that a model's share may weigh, in the settings and while the server runs."""
+
+WEIGHT_RANGE = f"a number above 0 and up to {MAX_WEIGHT}"
+"""For messages, in the words of the settings."""
+
+
+def is_weight(value: float) -> bool:
+    """True for what a model's share may weigh; neither infinities nor NaN."""
+    return 0 < value <= MAX_WEIGHT
 
 
 class Floor(Enum):

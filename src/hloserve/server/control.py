@@ -126,7 +126,7 @@ class ModelControl:
 
         Args:
             name: served name.
-            weight: finite and above 0, beside the weights of the others.
+            weight: as `is_weight` has it, beside the weights of the others.
 
         Raises:
             ModelNotFound: the model is not there, or is a meta model.

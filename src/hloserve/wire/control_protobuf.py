@@ -7,11 +7,17 @@ Rule: a residency of the protocol is a floor; what it leaves unsaid, or a number
 have, is refused, since neither says what to do.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 from hloserve.core.errors import BadRequest
-from hloserve.core.model_control import Compaction, ControlStatus, Floor, ModelControlStatus
+from hloserve.core.model_control import (
+    WEIGHT_RANGE,
+    Compaction,
+    ControlStatus,
+    Floor,
+    ModelControlStatus,
+    is_weight,
+)
 from hloserve.wire.protos import control_pb2 as pb
 from hloserve.wire.tensor_bytes import ByteString
 from hloserve.wire.v2_protobuf_metadata import parse_message
@@ -182,16 +188,14 @@ def decode_policy_request(body: ByteString) -> tuple[str, float | None]:
 
     Raises:
         MalformedBody: it is not one.
-        BadRequest: it names no model, or its weight is no finite number above 0.
+        BadRequest: it names no model, or its weight is none that there may be.
     """
     request = parse_message(pb.SetModelPolicyRequest, body)
     name = _name(request.name)
     if not request.has_weight:
         return name, None
-    if not (math.isfinite(request.weight) and request.weight > 0):
-        raise BadRequest(
-            f"weight of model {name!r} is {request.weight:g}, expected a finite number above 0"
-        )
+    if not is_weight(request.weight):
+        raise BadRequest(f"weight of model {name!r} is {request.weight}, expected {WEIGHT_RANGE}")
     return name, request.weight
 
 

@@ -1,12 +1,20 @@
 """Messages of the control service: the numbers that controllers know, and both ways."""
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from hloserve.core.errors import BadRequest, MalformedBody
-from hloserve.core.model_control import Compaction, ControlStatus, Floor, ModelControlStatus
+from hloserve.config.loading import load
+from hloserve.core.errors import BadRequest, ConfigProblem, MalformedBody
+from hloserve.core.model_control import (
+    MAX_WEIGHT,
+    Compaction,
+    ControlStatus,
+    Floor,
+    ModelControlStatus,
+)
 from hloserve.wire import control_protobuf as codec
 from hloserve.wire.protos import control_pb2 as pb
 
@@ -118,7 +126,7 @@ def test_residency_that_does_not_exist_is_refused(number: int, got: str) -> None
         codec.decode_residency_request(request.SerializeToString())
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1000000.5, math.inf, -math.inf, math.nan])
 def test_weight_that_is_no_share_is_refused(weight: float) -> None:
     """Finite and above 0."""
     body = pb.SetModelPolicyRequest(name="m", has_weight=True, weight=weight).SerializeToString()
@@ -127,10 +135,27 @@ def test_weight_that_is_no_share_is_refused(weight: float) -> None:
         codec.decode_policy_request(body)
 
 
-@pytest.mark.parametrize("weight", [None, 5e-324, 1.0, 1e308])
+@pytest.mark.parametrize("weight", [None, 5e-324, 1.0, MAX_WEIGHT])
 def test_policy_is_the_same_on_the_other_side(weight: float | None) -> None:
     """None leaves the weight, whatever number the message holds."""
     assert ("m", weight) == codec.decode_policy_request(codec.encode_policy_request("m", weight))
+
+
+@pytest.mark.parametrize("weight", [-1.0, 0.0, 5e-324, 1.0, 1e6, 1000000.5, math.inf, math.nan])
+def test_weight_that_a_running_server_takes_is_one_that_its_settings_take(weight: float) -> None:
+    """What works live can be written down for the next start, and the other way round."""
+    body = pb.SetModelPolicyRequest(name="m", has_weight=True, weight=weight).SerializeToString()
+    is_taken = is_configured = True
+    try:
+        codec.decode_policy_request(body)
+    except BadRequest:
+        is_taken = False
+    try:
+        load(environ={"HLOSERVE_SCHEDULER_MODELS": json.dumps({"m": {"weight": weight}})})
+    except ConfigProblem:
+        is_configured = False
+
+    assert is_taken == is_configured
 
 
 def test_weight_counts_only_when_it_is_said_to() -> None:
