@@ -22,6 +22,7 @@ __all__ = ["LogControl", "LogValue"]
 log = logging.getLogger(__name__)
 
 LogValue: TypeAlias = bool | int | str
+_Wanted: TypeAlias = LogValue | float | None  # no setting is a float, and the refusal says so
 
 _DEFAULT_FORMAT = "default"
 _LARGEST_LEVEL = 2**32 - 1
@@ -54,7 +55,7 @@ class LogControl:
             "log_format": settings.format,
         }
 
-    def update(self, changes: Mapping[str, LogValue | None]) -> dict[str, LogValue]:
+    def update(self, changes: Mapping[str, _Wanted]) -> dict[str, LogValue]:
         """Change settings, all or none; returns those that hold then.
 
         Args:
@@ -99,7 +100,7 @@ class LogControl:
             log_event(log, "log_settings_changed", settings=self.read())
 
     def _set_flag(
-        self, settings: LogSettings, name: str, value: LogValue | None, findings: list[str]
+        self, settings: LogSettings, name: str, value: _Wanted, findings: list[str]
     ) -> LogSettings:
         if value is not None and not isinstance(value, bool):
             findings.append(f"{name} is {value!r}, expected true or false")
@@ -112,7 +113,7 @@ class LogControl:
         return replace(settings, shows_info=shown)
 
     def _set_verbosity(
-        self, settings: LogSettings, name: str, value: LogValue | None, findings: list[str]
+        self, settings: LogSettings, name: str, value: _Wanted, findings: list[str]
     ) -> LogSettings:
         if value is None:
             return replace(settings, verbose_level=self._initial.verbose_level)
@@ -122,7 +123,7 @@ class LogControl:
         return replace(settings, verbose_level=value)
 
     def _set_format(
-        self, settings: LogSettings, name: str, value: LogValue | None, findings: list[str]
+        self, settings: LogSettings, name: str, value: _Wanted, findings: list[str]
     ) -> LogSettings:
         if value in (None, _DEFAULT_FORMAT):
             return replace(settings, format=self._initial.format)
@@ -135,11 +136,11 @@ class LogControl:
         return replace(settings, format=cast(LogFormat, value))
 
 
-_Change: TypeAlias = Callable[[LogSettings, str, LogValue | None, list[str]], LogSettings]
+_Change: TypeAlias = Callable[[LogSettings, str, _Wanted, list[str]], LogSettings]
 
 
 def _check_file(
-    settings: LogSettings, name: str, value: LogValue | None, findings: list[str]
+    settings: LogSettings, name: str, value: _Wanted, findings: list[str]
 ) -> LogSettings:
     if value is not None and not isinstance(value, str):
         findings.append(f"{name} is {value!r}, expected a string")

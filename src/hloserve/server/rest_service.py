@@ -26,6 +26,7 @@ from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_exchange import Exchange
 from hloserve.server.shared_memory_rest import SharedMemoryEndpoints
 from hloserve.wire import v2_json as codec
+from hloserve.wire.v2_json_values import RawValues, decode_values
 
 __all__ = ["RestInferenceService"]
 
@@ -245,12 +246,12 @@ class RestInferenceService:
         exchange.reply(200, codec.encode_index(entries))
 
     def _load(self, exchange: Exchange, model: str, version: str) -> None:
-        wanted = _parse_request(exchange.control_body, _ChangeRequest, "load or unload")
-        Call(self._control.load(model, wanted.parameters), _ended(exchange)).step()
+        parameters = _parse_parameters(exchange.control_body)
+        Call(self._control.load(model, parameters), _ended(exchange)).step()
 
     def _unload(self, exchange: Exchange, model: str, version: str) -> None:
-        wanted = _parse_request(exchange.control_body, _ChangeRequest, "load or unload")
-        Call(self._control.unload(model, wanted.parameters), _ended(exchange)).step()
+        parameters = _parse_parameters(exchange.control_body)
+        Call(self._control.unload(model, parameters), _ended(exchange)).step()
 
     def _page(self, path: str) -> _Methods:
         page = self._pages.get(path.rstrip("/"))
@@ -282,7 +283,10 @@ class _IndexRequest(msgspec.Struct):
 
 
 class _ChangeRequest(msgspec.Struct):
-    parameters: dict[str, Parameter] = {}
+    parameters: RawValues = {}
+
+
+_parameters = msgspec.json.Decoder[Parameter](Parameter)
 
 
 _R = TypeVar("_R", _IndexRequest, _ChangeRequest)
@@ -297,6 +301,11 @@ def _parse_request(body: bytes, kind: type[_R], what: str) -> _R:
         raise MalformedBody(f"{what} request: {error}") from error
     except RecursionError as error:
         raise MalformedBody(f"{what} request: the JSON is nested too deeply") from error
+
+
+def _parse_parameters(body: bytes) -> dict[str, Parameter]:
+    wanted = _parse_request(body, _ChangeRequest, "load or unload")
+    return decode_values(wanted.parameters, _parameters, "load or unload request: parameters")
 
 
 def _ended(exchange: Exchange) -> Callable[[None, Exception | None], None]:

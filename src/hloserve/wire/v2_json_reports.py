@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hloserve.core.errors import MalformedBody
 from hloserve.core.model_reports import BatchReport, Duration, ModelConfig, ModelReport
+from hloserve.wire.v2_json_values import decode_object
 from hloserve.wire.v2_protobuf_reports import config_type
 
 __all__ = [
@@ -28,10 +28,10 @@ __all__ = [
 
 _encode = msgspec.json.Encoder().encode
 
-_LogValues: TypeAlias = dict[str, bool | int | str | None]
-_TraceValues: TypeAlias = dict[str, str | list[str] | None]
-_log_decoder = msgspec.json.Decoder(_LogValues)
-_trace_decoder = msgspec.json.Decoder(_TraceValues)
+_LogValue: TypeAlias = bool | int | float | str | None
+_TraceValue: TypeAlias = str | list[str] | None
+_log_values = msgspec.json.Decoder[_LogValue](_LogValue)
+_trace_values = msgspec.json.Decoder[_TraceValue](_TraceValue)
 
 
 def encode_model_config(config: ModelConfig) -> bytes:
@@ -120,18 +120,13 @@ def _duration(duration: Duration) -> dict[str, int]:
     return {"count": duration.count, "ns": duration.ns}
 
 
-def decode_log_request(body: bytes) -> Mapping[str, bool | int | str | None]:
+def decode_log_request(body: bytes) -> Mapping[str, bool | int | float | str | None]:
     """Read log settings to change; null puts one back. An empty body changes nothing.
 
     Raises:
-        MalformedBody: it is no JSON object of such values.
+        MalformedBody: it is no JSON object of such values; those that are none are named.
     """
-    if not body.strip():
-        return {}
-    try:
-        return _log_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"log settings: {error}") from error
+    return decode_object(body, _log_values, "log settings")
 
 
 def encode_log_settings(settings: Mapping[str, bool | int | str]) -> bytes:
@@ -143,14 +138,9 @@ def decode_trace_request(body: bytes) -> Mapping[str, Sequence[str]]:
     """Read trace settings to change: a string or an array of them each; null puts one back.
 
     Raises:
-        MalformedBody: it is no JSON object of such values.
+        MalformedBody: it is no JSON object of such values; those that are none are named.
     """
-    if not body.strip():
-        return {}
-    try:
-        given = _trace_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"trace settings: {error}") from error
+    given = decode_object(body, _trace_values, "trace settings")
     return {
         name: [values] if isinstance(values, str) else values or []
         for name, values in given.items()

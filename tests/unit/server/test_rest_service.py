@@ -138,6 +138,28 @@ def test_raw_body_for_a_version_that_cannot_exist_is_not_found(services: Service
     assert (caller.status, "version '7'" in caller.json["error"]) == (404, True)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("logging", {"log_info": {}, "log_format": []}, "'log_info': Expected"),
+        ("logging", {"log_info": {}, "log_format": []}, "'log_format': Expected"),
+        ("logging", {"log_verbose_level": 1.5}, "log_verbose_level is 1.5, expected an integer"),
+        ("trace/setting", {"trace_rate": 1000}, "'trace_rate': Expected"),
+        ("models/scale/trace/setting", {"trace_level": ["OFF", 1]}, "'trace_level': Expected"),
+        ("repository/models/scale/load", {"parameters": {"config": []}}, "'config': Expected"),
+        ("repository/models/scale/unload", {"parameters": {"x": None}}, "'x': Expected"),
+    ],
+)
+def test_setting_of_a_wrong_type_is_told_by_its_name(
+    services: Services, path: str, body: object, text: str
+) -> None:
+    """And nothing is changed."""
+    caller = _ask(services, "POST", f"/v2/{path}", body)
+
+    assert caller.status == 400
+    assert text in caller.json["error"]
+
+
 def test_draining_server_is_live_and_not_ready(services: Services) -> None:
     """A balancer sends no more, and nobody restarts it."""
     services.catalog.is_draining = True
