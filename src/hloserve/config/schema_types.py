@@ -37,11 +37,15 @@ class Reading(msgspec.Struct, frozen=True):
             relative to the file that holds it.
         aliases: other spellings of a value.
         words: what the value is, where its type does not say it.
+        keys: what the keys of a mapping are.
+        values: what its values are.
     """
 
     unit: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
     words: str = ""
+    keys: str = ""
+    values: str = ""
 
 
 def meta(reading: Reading, **limits: Any) -> Meta:
@@ -68,7 +72,14 @@ OptionalPath: TypeAlias = Annotated[str, meta(Reading(unit="path"), max_length=4
 CompileOption: TypeAlias = Annotated[str, Meta(pattern="^xla_[a-z0-9_]{1,120}$")]
 CompileOptions: TypeAlias = Annotated[
     dict[CompileOption, bool | int | float | str],
-    meta(Reading(words="a mapping from names of options of XLA (xla_...) to their values")),
+    meta(
+        Reading(
+            words="a mapping from names of options of XLA (xla_...) to their values",
+            keys="a name of an option of XLA, in full and in lower case, as in"
+            " `xla_cpu_prefer_vector_width: 512`",
+            values="true, false, a number or a text",
+        )
+    ),
 ]
 
 

@@ -130,9 +130,30 @@ def read_value(setting: Setting, raw: object) -> Any:
     try:
         return msgspec.convert(value, setting.type)
     except msgspec.ValidationError as error:
-        raise ValueRefused(f"must be {setting.expected}, got {show(raw)}") from error
+        told = _wrong_entry(setting, raw) if setting.kind == "mapping" else ""
+        reason = told or f"must be {setting.expected}, got {show(raw)}"
+        raise ValueRefused(reason) from error
     except UnicodeEncodeError as error:
         raise ValueRefused(f"must be text in UTF-8, got {show(raw)!a}") from error
+
+
+def _wrong_entry(setting: Setting, raw: object) -> str:
+    """What is wrong with the first entry of a mapping that is; nothing when it is no mapping."""
+    entries = raw.items() if isinstance(raw, Mapping) else ()
+    for key, value in entries:
+        if not _is_of(setting, {key: True}):
+            return f"{show(key)} is not {setting.reading.keys}; correct it, or remove it"
+        if not _is_of(setting, {key: value}):
+            return f"{show(key)} must be {setting.reading.values}, got {show(value)}"
+    return ""
+
+
+def _is_of(setting: Setting, value: object) -> bool:
+    try:
+        msgspec.convert(value, setting.type)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _read_unit(unit: str, text: str) -> int | float:

@@ -150,6 +150,19 @@ def test_list_in_the_environment_is_separated_by_colons(tmp_path: Path) -> None:
         ("endpoints: {port: 8080}", "$.endpoints", "is called endpoints.grpc_port here"),
         ("workers: []", "$", "a file describes one worker"),
         ("'\\x1b[2J': 1", "$", "\\x1b[2J"),
+        (
+            "runtime: {compile_options: {xla_cpu_a: 1, foo: 1}}",
+            "$.runtime.compile_options",
+            "'foo' is not a name of an option of XLA, in full and in lower case, as in"
+            " `xla_cpu_prefer_vector_width: 512`; correct it, or remove it",
+        ),
+        ("runtime: {compile_options: {7: 1}}", "$.runtime.compile_options", "7 is not a name"),
+        (
+            "runtime: {compile_options: {xla_cpu_a: [1]}}",
+            "$.runtime.compile_options",
+            "'xla_cpu_a' must be true, false, a number or a text, got [1]",
+        ),
+        ("runtime: {compile_options: [1]}", "$.runtime.compile_options", "a mapping from names"),
     ],
 )
 def test_mistake_in_a_file_is_told_with_its_path(
@@ -183,7 +196,7 @@ def test_mistake_in_a_file_is_told_with_its_path(
         ({"HLOSERVE_SCHEDULER_MODELS": '{"r": {"weight": 0}}'}, "$.scheduler.models.r"),
         ({"HLOSERVE_RUNTIME_NUMERICS": "tf32"}, "only NVIDIA GPUs have"),
         ({"HLOSERVE_RUNTIME_COMPILE_OPTIONS": "xla_a"}, "names of options of XLA (xla_...)"),
-        ({"HLOSERVE_RUNTIME_COMPILE_OPTIONS": '{"cpu": 1}'}, "names of options of XLA"),
+        ({"HLOSERVE_RUNTIME_COMPILE_OPTIONS": '{"cpu": 1}'}, "is not a name of an option of XLA"),
     ],
 )
 def test_mistake_in_the_environment_names_its_variable(
