@@ -134,7 +134,8 @@ class RuntimeConfig(Section, frozen=True, kw_only=True):
     the node. On the CPU device these are the weights that are computed with."""
 
     shared_host_weights_mode: Mode = "660"
-    """Permissions of these files, in octal. Whoever may write them decides what models answer."""
+    """Permissions of these files, in octal. Their owner must be able to read and write them, and so
+    must other workers that are to share them. Whoever may write them decides what models answer."""
 
     numerics: Literal["auto", "f32", "tf32"] = "auto"
     """Precision of products and convolutions of float32 on a GPU. `auto` compiles what programs ask

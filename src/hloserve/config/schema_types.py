@@ -62,7 +62,11 @@ BatchSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 FractionOrNone: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Mode: TypeAlias = Annotated[
-    str, meta(Reading(words='octal digits in quotes, like "660"'), pattern="^0?[0-7]{3}$")
+    str,
+    meta(
+        Reading(words='three octal digits in quotes, the first 6 or 7, like "660"'),
+        pattern="^0?[67][0-7]{2}$",
+    ),
 ]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
 Path: TypeAlias = Annotated[str, meta(Reading(unit="path"), min_length=1, max_length=4096)]

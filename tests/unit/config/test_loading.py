@@ -180,6 +180,13 @@ def test_mistake_in_a_file_is_told_with_its_path(
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("mode", ["000", "060", "400", "0200", "566"])
+def test_mode_with_which_the_owner_could_not_share_weights_is_refused(mode: str) -> None:
+    """A second worker of the same user could not open what the first one made."""
+    with pytest.raises(ConfigProblem, match="the first 6 or 7"):
+        config.load(None, {"HLOSERVE_RUNTIME_SHARED_HOST_WEIGHTS_MODE": mode})
+
+
 @pytest.mark.parametrize(
     ("environ", "reason"),
     [
