@@ -291,8 +291,8 @@ class XlaBackend(Backend):
             raise ConfigProblem(
                 "configuration",
                 "runtime.compile_options",
-                f"XLA of jaxlib {jaxlib.version.__version__} refuses them: {reason.rstrip('.')}; correct"
-                " the option, or remove it",
+                f"XLA of jaxlib {jaxlib.version.__version__} refuses them: {reason.rstrip('.')};"
+                " correct the option, or remove it",
             ) from error
 
     def probe(self, mode: NumericsMode) -> Array:
