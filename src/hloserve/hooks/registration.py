@@ -6,6 +6,8 @@ one hook file. What does not: running the file (`hloserve.models.hook_file`) and
 file, so several bundles may be loaded at once.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +22,7 @@ __all__ = [
     "ModelRegistration",
     "Registrations",
     "collect_registrations",
+    "is_async",
     "register_meta_model",
     "register_model",
 ]
@@ -80,7 +83,7 @@ def register_model(
         postprocess: executable outputs of one request to client outputs, likewise.
 
     Raises:
-        HookProblem: no bundle is being loaded, or a hook cannot be called.
+        HookProblem: no bundle is being loaded, a hook cannot be called, or it is ``async``.
 
     Threading: hooks of different requests run at the same time, on several threads.
 
@@ -94,6 +97,10 @@ def register_model(
     for role, hook in (("preprocess", preprocess), ("postprocess", postprocess)):
         if hook is not None and not callable(hook):
             raise HookProblem("model.py", f"{role} is {_kind(hook)}, not a function")
+        if is_async(hook):
+            raise HookProblem(
+                "model.py", f"{role} is async; make it a plain function, it has a thread to itself"
+            )
     _current("register_model").models.append(ModelRegistration(name, preprocess, postprocess))
 
 
@@ -123,6 +130,17 @@ def register_meta_model(name: str | None = None, *, run: Callable[..., Any]) -> 
     if not callable(run):
         raise HookProblem("model.py", f"run is {_kind(run)}, not a function")
     _current("register_meta_model").metas.append(MetaRegistration(name, run))
+
+
+def is_async(function: object) -> bool:
+    """Whether calling it gives a coroutine: an ``async`` function or method, or an object whose
+    ``__call__`` is one, also within `functools.partial`.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__ if callable(function) else None
+    )
 
 
 def _current(function: str) -> Registrations:

@@ -30,7 +30,7 @@ from hloserve.bundle.layout import FOREIGN_HOOK_FILE, HOOK_FILE
 from hloserve.bundle.manifest import Manifest
 from hloserve.core.errors import HookProblem
 from hloserve.core.tensors import TensorSpec
-from hloserve.hooks.registration import Hook, Registrations, collect_registrations
+from hloserve.hooks.registration import Hook, Registrations, collect_registrations, is_async
 
 __all__ = ["Hooks", "author_frames", "author_line", "load_hooks", "load_meta_hook", "missing_hooks"]
 
@@ -47,6 +47,7 @@ class Hooks:
         run: client inputs to client outputs, of a meta model; None for others.
         module: name of the module in `sys.modules`; `close` takes it out.
         directory: the bundle's directory when the file was run.
+        is_async: whether what `run` returns is awaited.
     """
 
     preprocess: Hook | None
@@ -54,6 +55,7 @@ class Hooks:
     module: str
     directory: Path
     run: Callable[..., Any] | None = None
+    is_async: bool = False
 
     def move(self, bundle: Path) -> None:
         """Follow a bundle that was renamed: the files beside the hook file are now there."""
@@ -102,7 +104,8 @@ def load_meta_hook(bundle: Path, name: str, timeout_s: float | None = None) -> H
         raise HookProblem(name, f"{HOOK_FILE} is missing; a meta model is its run function")
     module, registered = _run_within(timeout_s, bundle, name)
     if len(registered.metas) == 1 and not registered.models:
-        return Hooks(None, None, module, bundle, registered.metas[0].run)
+        run = registered.metas[0].run
+        return Hooks(None, None, module, bundle, run, is_async(run))
     _forget(module)
     raise HookProblem(name, _wrong_registration("register_meta_model", "meta", registered))
 

@@ -14,7 +14,6 @@ Rules.
 """
 
 import asyncio
-import inspect
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -150,7 +149,7 @@ class MetaRun(Calling):
         hooks = self.meta.hooks
         assert hooks is not None, "a meta model has a hook file"
         assert hooks.run is not None, "it registers its function"
-        if inspect.iscoroutinefunction(hooks.run):
+        if hooks.is_async:
             return asyncio.run(self._call_async(hooks.run, given))
         return hooks.run(given, MetaCall(self))
 

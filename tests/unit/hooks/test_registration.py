@@ -1,6 +1,8 @@
 """Registering hooks from a bundle's `model.py`."""
 
+import functools
 import threading
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ import hloserve
 from hloserve.core.errors import HookProblem
 from hloserve.hooks.registration import (
     collect_registrations,
+    is_async,
     register_meta_model,
     register_model,
 )
@@ -46,6 +49,50 @@ def test_hooks_must_be_callable() -> None:
         with pytest.raises(HookProblem, match="run is NoneType, not a function"):
             register_meta_model(run=None)  # type: ignore[arg-type]
     assert registered.models == []
+
+
+class Pipeline:
+    """An object that is called, with a method of each kind."""
+
+    async def __call__(self, inputs: Any) -> Any:
+        """Be awaited."""
+
+    async def waiting(self, inputs: Any) -> Any:
+        """Be awaited."""
+
+    def plain(self, inputs: Any) -> Any:
+        """Be called."""
+
+
+@pytest.mark.parametrize(
+    ("expected", "function"),
+    [
+        (True, Pipeline.waiting),
+        (True, Pipeline().waiting),
+        (True, Pipeline()),
+        (True, functools.partial(Pipeline(), None)),
+        (True, functools.partial(Pipeline().waiting, None)),
+        (False, Pipeline().plain),
+        (False, functools.partial(Pipeline().plain, None)),
+        (False, Pipeline),  # calling a class makes an object
+        (False, print),
+        (False, None),
+    ],
+)
+def test_what_is_awaited_is_known_before_it_is_called(expected: bool, function: object) -> None:
+    """Functions, methods, objects with an async `__call__`, and either with arguments bound."""
+    assert expected is is_async(function)
+
+
+@pytest.mark.parametrize("role", ["preprocess", "postprocess"])
+def test_hooks_of_one_model_are_not_async(role: str) -> None:
+    """Nothing would await them; that is told when the bundle loads, not with the first request."""
+    with (
+        collect_registrations() as registered,
+        pytest.raises(HookProblem, match=f"{role} is async"),
+    ):
+        register_model(None, **{role: Pipeline()})
+    assert [] == registered.models
 
 
 def test_loads_on_several_threads_do_not_mix() -> None:

@@ -61,10 +61,22 @@ async def run(inputs, call):
 """
 
 
-def test_run_may_be_async(tmp_path: Path) -> None:
-    """Its calls are awaited, several at once."""
+ASYNC_OBJECT = (
+    ASYNC.replace("run(inputs", "answer(self, inputs")
+    + """
+class Pipeline:
+    __call__ = answer
+
+run = Pipeline()
+"""
+)
+
+
+@pytest.mark.parametrize("run", [ASYNC, ASYNC_OBJECT], ids=["function", "object"])
+def test_run_may_be_async(tmp_path: Path, run: str) -> None:
+    """Its calls are awaited, several at once; an object whose `__call__` is async is no other."""
     write_scale(tmp_path)
-    write_meta(tmp_path, ASYNC)
+    write_meta(tmp_path, run)
 
     async def scenario(served: Served) -> None:
         outputs = await served.infer("meta", {"x": rows(1)})
