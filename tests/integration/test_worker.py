@@ -298,6 +298,27 @@ def test_repository_without_bundles_says_what_it_looked_for(tmp_path: Path) -> N
     assert "is a bundle itself" in hints[0]
 
 
+def test_settings_for_names_that_no_bundle_has_are_told_once_at_the_end_of_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not those of a bundle that fails, whose name is right, nor a wildcard."""
+    write_scale(tmp_path)
+    (write_scale(tmp_path, "broken") / "manifest.yaml").write_text("{")
+    models = {name: {"weight": 2.0} for name in ("scale", "broken", "sclae", "later")}
+
+    with running_worker(
+        tmp_path,
+        settings={"scheduler.models": models, "metas.exposed_models": ["*", "never"]},
+    ):
+        told = [r for r in caplog.records if "settings_without_model" in r.getMessage()]
+
+    fields = [vars(record)["hloserve_fields"] for record in told]
+    assert [
+        ("scheduler.models", ["later", "sclae"]),
+        ("metas.exposed_models", ["never"]),
+    ] == [(each["setting"], each["models"]) for each in fields]
+
+
 def test_server_runs_with_its_standard_streams_closed(tmp_path: Path) -> None:
     """A parent that closed stdin and stdout does not abort the server."""
     write_scale(tmp_path)

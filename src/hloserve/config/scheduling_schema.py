@@ -91,4 +91,6 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     that its free memory is in one piece again. 0 does so only when something found no room."""
 
     models: dict[str, ModelSchedulerConfig] = {}  # noqa: RUF012  # a struct copies it
-    """Settings for single models, by served name."""
+    """Settings for single models, by served name. Names that no bundle has when the start is done
+    are logged once (`settings_without_model`): misspelt ones, and those of bundles that come later.
+    """

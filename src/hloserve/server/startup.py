@@ -220,3 +220,23 @@ def _warn_of_names(look: Look, roots: Sequence[Path], config: WorkerConfig) -> N
             server_log, "no_bundles", level=logging.WARNING,
             repositories=[str(root) for root in roots], hint=hint,
         )  # fmt: skip
+
+
+def warn_of_settings_without_model(config: WorkerConfig, knows: Callable[[str], bool]) -> None:
+    """Tell which settings are for names that no bundle has: misspelt, or of bundles to come.
+
+    Args:
+        config: the settings.
+        knows: says whether a bundle of that name was found, loaded or not.
+    """
+    given = {
+        "scheduler.models": config.scheduler.models,
+        "metas.exposed_models": [name for name in config.metas.exposed_models if name != "*"],
+    }
+    for setting, names in given.items():
+        if missing := sorted(name for name in names if not knows(name)):
+            log_event(
+                log, "settings_without_model", level=logging.WARNING, setting=setting,
+                models=missing,
+                hint="no bundle has these names: correct them, unless such bundles come later",
+            )  # fmt: skip

@@ -61,6 +61,7 @@ from hloserve.server.startup import (
     Startup,
     repository_roots,
     startup_set,
+    warn_of_settings_without_model,
 )
 from hloserve.server.watcher import Watcher, build_watcher
 from hloserve.server.worker_figures import WorkerFigures
@@ -275,6 +276,7 @@ class Worker:
         """The start-up set is decided."""
         logging.getLogger("hloserve.server.model_events").setLevel(logging.NOTSET)
         spare_the_collector()
+        warn_of_settings_without_model(self.config, self.registry.knows)
         log_event(log, "startup_done", models_loaded=loaded, models_failed=failed)
         if failed and self.config.strict_startup:
             log_event(log, "strict_startup", level=logging.ERROR, models_failed=failed)
