@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -243,7 +243,7 @@ class Engine:
         for model in models:
             self.scheduler.add(model)
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         self.dispatcher.start()
         if self._runs_cheap:
             wait_until_asleep(self.scheduler)

@@ -109,6 +109,7 @@ class DeviceQueue:
         self._before_execution = before_execution
         self._unused_areas: list[StagingArea] = []
         self._in_flight = 0
+        self._begun_ns = 0  # the latest batch of `run`
         self._ended_ns = 0  # the latest batch
 
     def begin(
@@ -218,7 +219,7 @@ class DeviceQueue:
         weights = self._residency.lease(model)
         buffers: list[Buffer] = []
         try:
-            begun_ns = now_ns()
+            begun_ns = self._begun_ns = now_ns()
             inputs = [request.inputs for request in requests]
             batch = assemble(model.inputs, inputs, rows, padded, self._unused_areas[-1])
             assembled_ns = now_ns()
@@ -253,6 +254,11 @@ class DeviceQueue:
             end_ns - executed_ns,
         )
         return outputs
+
+    @property
+    def moved_ns(self) -> int:
+        """When a batch last ended, or was begun with nothing in flight. Any thread."""
+        return max(self._begun_ns, self._ended_ns)
 
     def started_ns(self, batch: RunningBatch) -> int:
         """The instant at which the execution of the oldest batch began, as far as is known."""

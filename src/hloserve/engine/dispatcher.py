@@ -12,25 +12,28 @@ Rules.
 3. A failed dispatch is recovered while nothing else is in flight.
 4. Commands of the scheduler run while nothing is in flight.
 5. Nothing that a dispatch raises ends the thread, but for the loss of the device.
+6. A thread that hangs cannot be ended. `give_up` answers everybody in its place, and what it brings
+   after all is dropped.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import isinf
 from typing import Any, Protocol
 
 from hloserve.core.clock import Clock
-from hloserve.core.errors import DeadlineExceeded
+from hloserve.core.errors import DeadlineExceeded, DeviceLost
 from hloserve.core.logging import log_event
 from hloserve.core.tensors import Array
 from hloserve.engine.assembly import slice_rows
 from hloserve.engine.backend import Backend
 from hloserve.engine.device_queue import DeviceQueue, RunningBatch
+from hloserve.engine.execution_watch import UnderWay
 from hloserve.engine.recovery import Recovery, as_ours
 from hloserve.engine.residency.leasing import EverythingResident, Residency
 from hloserve.engine.scheduling.dispatch import Dispatch
@@ -75,13 +78,16 @@ class Dispatcher:
         post: brings replies to the loop.
         on_end: called on the loop when the thread has ended, after all its replies: with None
             after `Scheduler.drain` or `stop`, else with the fault that ended it: `DeviceLost`, or
-            one of ours.
+            one of ours. Also after `give_up`, with its fault.
         soon: runs a callable on the loop thread at the end of this turn: `loop.call_soon`. With it,
             batches that cost less than a crossing of threads do not cross. Without, all do. Only
             for a device that does not run ahead.
         residency: gives the weights of a model; None when all weights are on the device.
         in_flight: most dispatches that are taken and not answered, at least 1.
         sleep: waits for seconds, before a batch is taken behind another one.
+
+    Attributes:
+        is_given_up: the thread hangs, and nobody need wait for it.
     """
 
     def __init__(  # noqa: PLR0913  # one object per process, wired once
@@ -109,6 +115,7 @@ class Dispatcher:
         )
         self._recovery = Recovery(self._queue, clock, self._residency)
         self._running: deque[tuple[Dispatch, RunningBatch]] = deque()  # the oldest first
+        self.is_given_up = False
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
 
     def start(self) -> None:
@@ -123,15 +130,46 @@ class Dispatcher:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def under_way(self) -> UnderWay | None:
+        """What the device is at; None while nothing is in flight. Any thread."""
+        running = self._scheduler.running
+        if not running:
+            return None
+        waiting = self._scheduler.in_flight - sum(len(each.requests) for each in running)
+        since_ns = max(running[0].started_ns, self._queue.moved_ns)
+        return UnderWay(running[0], since_ns, max(0, waiting))
+
+    def give_up(self, fault: DeviceLost) -> None:
+        """Answer everybody in place of the thread, which hangs.
+
+        Args:
+            fault: for those in flight; those who wait are told that the server shuts down.
+
+        Threading: loop thread.
+        """
+        self.is_given_up = True
+        running = self._scheduler.running
+        for dispatch in running:
+            dispatch.model.statistics.failed_count += len(dispatch.requests)
+        self._tell_end(fault, running)
+
     def _run(self) -> None:
         fault = self._serve_until_closed()
         with suppress(RuntimeError):  # a loop that is closed has nobody left to be told
-            if fault is not None:
-                self._abandon(fault)
-                self._post(self._scheduler.stop)
-            if self._on_end is not None:
-                self._post(self._on_end, fault)
+            if not self.is_given_up:
+                self._tell_end(fault, [dispatch for dispatch, _ in self._running])
         self._queue.close()
+
+    def _tell_end(self, fault: Exception | None, left: Sequence[Dispatch]) -> None:
+        """Say that the thread has ended, with a fault also to those whose batches it has left."""
+        if fault is not None:
+            for dispatch in left:
+                everybody = dispatch.requests + dispatch.expired
+                answer = as_ours(fault, dispatch.model.name)
+                self._post(deliver, everybody, [answer for _ in everybody])
+            self._post(self._scheduler.stop)
+        if self._on_end is not None:
+            self._post(self._on_end, fault)
 
     def _serve_until_closed(self) -> Exception | None:
         """Serve until the scheduler is closed, or until nothing can be served any more."""
@@ -243,14 +281,6 @@ class Dispatcher:
     ) -> None:
         self._post(_deliver_dispatch, dispatch, outputs, [*outcomes, *_shed(dispatch)])
         self._scheduler.end(dispatch)
-
-    def _abandon(self, fault: Exception) -> None:
-        """Tell everybody whose batch will not be ended that the thread has died."""
-        while self._running:
-            dispatch, _ = self._running.popleft()
-            everybody = dispatch.requests + dispatch.expired
-            answer = as_ours(fault, dispatch.model.name)
-            self._post(deliver, everybody, [answer for _ in everybody])
 
     def _run_cheap(self) -> None:
         """Run the next batch here, on the loop thread, if that is quicker than waking the other."""
