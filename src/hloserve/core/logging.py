@@ -7,6 +7,7 @@ Rules.
 1. An event is a constant word; what varies is in the fields.
 2. No value can forge a line or steer a terminal: control characters are escaped in both forms.
 3. Logging a value never raises: what JSON cannot hold is written as text.
+4. Texts are bounded, those of exceptions too, which hooks make: whoever logs waits for the writing.
 """
 
 import datetime
@@ -14,8 +15,10 @@ import json
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from traceback import TracebackException
 from typing import Any, Literal, TextIO, TypeAlias
 
 from typing_extensions import override
@@ -36,6 +39,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 _ATTRIBUTE = "hloserve_fields"
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+", re.ASCII)  # printable, no blank, quote, "=" or backslash
 _MAX_VALUE = 2000
+_MAX_TRACE_END = 16_384  # characters at the beginning of a traceback, and as many at its end
 
 
 def log_event(
@@ -190,10 +194,10 @@ class TextFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        words = [_instant(record), record.levelname, _escape(record.getMessage())]
+        words = [_instant(record), record.levelname, _escape(_shortened(record.getMessage()))]
         words += [f"{name}={_as_text(value)}" for name, value in _fields(record).items()]
         line = self._prefix + " ".join(words)
-        trace = _traceback(self, record)
+        trace = _traceback(record)
         if trace:
             line += "\n" + "\n".join("    " + _escape(part) for part in trace.splitlines())
         return line
@@ -207,12 +211,12 @@ class JsonFormatter(logging.Formatter):
         line = {
             "time": _instant(record),
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "event": _shortened(record.getMessage()),
             "logger": record.name,
         }
         for name, value in _fields(record).items():
             line[f"field_{name}" if name in line else name] = _as_json(value)
-        trace = _traceback(self, record)
+        trace = _traceback(record)
         if trace:
             line["traceback"] = trace
         return json.dumps(line)  # ASCII: what a terminal could act on is \u-escaped
@@ -228,10 +232,30 @@ def _instant(record: logging.LogRecord) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+def _traceback(record: logging.LogRecord) -> str:
+    """The traceback of a record; of a long one the beginning and the end, which has the error."""
     if not record.exc_info or record.exc_info[0] is None:
         return ""
-    return formatter.formatException(record.exc_info)
+    kind, error, trace = record.exc_info
+    head: list[str] = []
+    tail: deque[str] = deque()
+    head_room = tail_room = _MAX_TRACE_END
+    skipped = 0
+    for whole in TracebackException(kind, error, trace, compact=True).format():
+        piece = _shortened(whole.removesuffix("\n"))
+        if not tail and head_room >= len(piece):
+            head.append(piece)
+            head_room -= len(piece)
+            continue
+        tail.append(piece)
+        tail_room -= len(piece)
+        while tail_room < 0:
+            gone = tail.popleft()
+            tail_room += len(gone)
+            skipped += 1
+    if skipped:
+        head.append(f"... {skipped} more ...")
+    return "\n".join((*head, *tail))
 
 
 def _as_text(value: object) -> str:
@@ -270,6 +294,10 @@ def _string(value: object) -> str:
         text = str(value)
     except Exception as error:  # noqa: BLE001  # rule 3: a broken __str__ costs its value, no more
         text = f"<{type(value).__name__}, {type(error).__name__} on str()>"
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,3 +180,58 @@ def test_configure_replaces_what_was_configured_before() -> None:
 
     assert "" == first.getvalue()
     assert ["fine"] == [json.loads(line)["event"] for line in second.getvalue().splitlines()]
+
+
+def _raise_in_turn(texts: list[str]) -> None:
+    """Raise an error for each text, the later ones while the earlier are being handled."""
+    if len(texts) > 1:
+        try:
+            _raise_in_turn(texts[:-1])
+        except ValueError as error:
+            raise ValueError(texts[-1]) from error
+    raise ValueError(texts[-1])
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    "texts",
+    [["begin " + "y" * 10_000_000], ["begin", *["y" * 100_000] * 80, "end"]],
+    ids=["long", "many"],
+)
+def test_traceback_is_bounded_whatever_the_error_says(
+    logger: logging.Logger, form: str, texts: list[str]
+) -> None:
+    """Where it began and how it ended are kept."""
+    stream = _lines(logger, TextFormatter() if form == "text" else JsonFormatter())
+
+    with pytest.raises(ValueError) as caught:
+        _raise_in_turn(texts)
+    log_event(logger, "request_failed", level=logging.ERROR, error=caught.value, request_id="a")
+    written = stream.getvalue()
+
+    assert len(written) < 50_000
+    assert "ValueError: begin" in written
+    assert (" more ..." in written) == (len(texts) > 1)
+    assert texts[-1] in written or written.rstrip('"}\n').endswith("yyy...")
+
+
+def test_traceback_of_usual_length_is_whole(logger: logging.Logger) -> None:
+    """As Python prints it."""
+    stream = _lines(logger, JsonFormatter())
+
+    with pytest.raises(ValueError) as caught:
+        _raise_in_turn(["first", "second"])
+    log_event(logger, "request_failed", level=logging.ERROR, error=caught.value)
+
+    expected = "".join(traceback.format_exception(caught.value)).rstrip("\n")
+    assert expected == json.loads(stream.getvalue())["traceback"]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_message_of_another_library_is_bounded(logger: logging.Logger, form: str) -> None:
+    """It may have in it what a client sent."""
+    stream = _lines(logger, TextFormatter() if form == "text" else JsonFormatter())
+
+    logger.error("callback of %s", "x" * 1_000_000)
+
+    assert len(stream.getvalue()) < 3_000
