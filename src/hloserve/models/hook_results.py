@@ -48,14 +48,20 @@ def call_hook(
         passed: what is raised on as it is, beside KeyboardInterrupt.
 
     Raises:
-        InvalidInput: the hook refused the input.
+        InvalidInput: the hook refused the input. What the author derived of it comes as it itself,
+            and says something: it is told to the caller.
         SubCallFailed, DeadlineExceeded: what it was given to call raised so.
         HookFailed: anything else it raised, with the author's line; the cause is chained.
     """
-    ours = (InvalidInput, SubCallFailed, DeadlineExceeded, KeyboardInterrupt)
+    ours = (SubCallFailed, DeadlineExceeded, KeyboardInterrupt)
     kept: tuple[type[BaseException], ...] = ours + passed
     try:
         return hook(tensors)
+    except InvalidInput as error:
+        text = _text(error)
+        if type(error) is InvalidInput and text:
+            raise
+        raise InvalidInput(text or f"{role} refuses the input and does not say why") from error
     except kept:
         raise
     except BaseException as error:  # author's code may raise anything

@@ -6,9 +6,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from hloserve.core.dtypes import BYTES, F32, I64, by_token
-from hloserve.core.errors import HookFailed, InvalidInput
+from hloserve.core.errors import Code, HookFailed, InvalidInput
 from hloserve.core.tensors import Axis, AxisKind, NamedTensor, TensorSpec
 from hloserve.hooks.tensor_list import TensorList
 from hloserve.models.hook_results import call_hook, check_rows, check_tensors, hook_tensors
@@ -149,6 +150,41 @@ def test_hook_may_refuse_its_input() -> None:
 
     with pytest.raises(InvalidInput, match=r"^the image is upside down$"):
         _call(hook)
+
+
+class _Odd(InvalidInput):
+    """What an author may make of it."""
+
+    @override
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class _Coded(InvalidInput):
+    code = None  # type: ignore[assignment]  # an author may do so, and nobody checks it
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        (InvalidInput(""), "preprocess refuses the input and does not say why"),
+        (_Odd("upside down"), "(its text cannot be made: RuntimeError)"),
+        (_Coded("upside down"), "upside down"),
+    ],
+)
+def test_refusal_has_a_text_and_a_status_whatever_its_author_made_of_it(
+    refusal: InvalidInput, text: str
+) -> None:
+    """An error that could not be told was never answered, and its caller waited."""
+
+    def hook(inputs: TensorList) -> None:
+        raise refusal
+
+    with pytest.raises(InvalidInput) as caught:
+        call_hook("m", "preprocess", Path("m"), hook, TensorList())
+
+    assert (InvalidInput, text) == (type(caught.value), str(caught.value))
+    assert caught.value.code is Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyError("x")], ids=repr)
