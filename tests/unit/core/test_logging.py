@@ -204,7 +204,7 @@ def test_traceback_is_bounded_whatever_the_error_says(
     """Where it began and how it ended are kept."""
     stream = _lines(logger, TextFormatter() if form == "text" else JsonFormatter())
 
-    with pytest.raises(ValueError, match="^(yyy|begin|end|second)") as caught:
+    with pytest.raises(ValueError, match=r"^(begin|end|second)") as caught:
         _raise_in_turn(texts)
     log_event(logger, "request_failed", level=logging.ERROR, error=caught.value, request_id="a")
     written = stream.getvalue()
@@ -219,7 +219,7 @@ def test_traceback_of_usual_length_is_whole(logger: logging.Logger) -> None:
     """As Python prints it."""
     stream = _lines(logger, JsonFormatter())
 
-    with pytest.raises(ValueError, match="^(yyy|begin|end|second)") as caught:
+    with pytest.raises(ValueError, match=r"^(begin|end|second)") as caught:
         _raise_in_turn(["first", "second"])
     log_event(logger, "request_failed", level=logging.ERROR, error=caught.value)
 
