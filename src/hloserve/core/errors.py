@@ -201,13 +201,13 @@ class RegionNotRegistered(NotPossibleNow):
 
 
 class RegionCutShort(NotPossibleNow):
-    """A registered region of shared memory whose object was made shorter afterwards."""
+    """A registered region of shared memory whose object was made shorter, or has no room to grow."""
 
     def __init__(self, region: str) -> None:
         self.region = region
         super().__init__(
             f"shared memory region {region!r} has lost its memory: its object was made shorter"
-            " after it was registered; register it again"
+            " after it was registered, or was never filled and /dev/shm is full; register it again"
         )
 
 

@@ -121,7 +121,7 @@ def test_object_that_shrinks_is_an_error_and_not_the_end(nbytes: int, offset: in
         shared.resize(0)
 
         for _ in range(2):
-            with pytest.raises(RegionCutShort, match="region 'r' has lost its memory"):
+            with pytest.raises(RegionCutShort, match=r"'r' has lost.* shorter .* or .* is full"):
                 _read(region, 0, nbytes)
             with pytest.raises(RegionCutShort):
                 region.write(0, b"x" * nbytes)
