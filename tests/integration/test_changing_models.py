@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.models_bundles import OUT3, ROWS4, WEIGHTS, affine, affine_text, write_affine
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess, running_server
 from tritonclient.utils import InferenceServerException
 
 from hloserve import Client, write_bundle
@@ -38,7 +38,7 @@ def make_repository(tmp_path: Path) -> Path:
 @pytest.fixture(name="server")
 def start_server(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     """A real server that follows it."""
-    with server_process(repository, tmp_path) as server:
+    with running_server(tmp_path, "serve", str(repository)) as server:
         yield server
 
 
@@ -147,7 +147,7 @@ def test_broken_bundle_has_its_reason_everywhere(repository: Path, tmp_path: Pat
     """In the index, in metrics, in the log and in the answer to a request; the rest serves."""
     write_affine(repository, "broken")
     (repository / "broken" / "model.b4.mlir").write_bytes(b"ML\xefR nothing")
-    with server_process(repository, tmp_path) as server:
+    with running_server(tmp_path, "serve", str(repository)) as server:
         state, reason = _index(server)["broken"]
         with Client(server.grpc) as client:
             with pytest.raises(Unavailable) as caught:
@@ -167,7 +167,7 @@ def test_broken_bundle_has_its_reason_everywhere(repository: Path, tmp_path: Pat
 def test_server_whose_disk_is_full_serves_without_a_cache(repository: Path, tmp_path: Path) -> None:
     """Programs cannot be kept; they are compiled, and the log says so once per program at most."""
     limited = ("sh", "-c", 'ulimit -f 1; exec "$0" "$@"')
-    with server_process(repository, tmp_path, prefix=limited) as server:
+    with running_server(tmp_path, "serve", str(repository), prefix=limited) as server:
         with Client(server.grpc) as client:
             np.testing.assert_allclose(affine(X), client.infer("affine", {"x": X})["y"], rtol=1e-5)
         events = [line["event"] for line in server.log]
@@ -182,7 +182,7 @@ def test_second_start_compiles_nothing(repository: Path, tmp_path: Path) -> None
     """The programs of the first are restored, and give the same answers."""
     counts = []
     for _ in range(2):
-        with server_process(repository, tmp_path) as server:
+        with running_server(tmp_path, "serve", str(repository)) as server:
             with Client(server.grpc) as client:
                 got = client.infer("affine", {"x": X})["y"]
             np.testing.assert_allclose(affine(X), got, rtol=1e-5)
@@ -197,7 +197,7 @@ def test_cache_elsewhere_leaves_the_bundle_as_it_is(repository: Path, tmp_path: 
     before = sorted(path.name for path in (repository / "affine").iterdir())
     config = tmp_path / "node.yaml"
     config.write_text("runtime: {executable_cache_dir: compiled}")
-    with server_process(repository, tmp_path, "--config", str(config)):
+    with running_server(tmp_path, "serve", str(repository), "--config", str(config)):
         pass
 
     assert before == sorted(path.name for path in (repository / "affine").iterdir())
@@ -211,7 +211,7 @@ def start_explicit(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     """A server that loads what it is told to, and nothing at start."""
     config = tmp_path / "node.yaml"
     config.write_text("{model_control_mode: explicit, startup_models: []}")
-    with server_process(repository, tmp_path, "--config", str(config)) as server:
+    with running_server(tmp_path, "serve", str(repository), "--config", str(config)) as server:
         yield server
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.demo_server import HLOSERVE, ServerProcess, running
+from support.server_process import HLOSERVE, ServerProcess, running_server
 
 import hloserve
 
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("serve")
     repository = directory / "models"
     shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns(".cache"))
-    with running(directory, "serve", str(repository)) as process:
+    with running_server(directory, "serve", str(repository)) as process:
         yield process
 
 

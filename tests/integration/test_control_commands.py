@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.demo_server import HLOSERVE, ServerProcess, running
+from support.server_process import HLOSERVE, ServerProcess, running_server
 from support.server_worker import running_worker, write_scale
 
 import hloserve
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns(".cache"))
     node = directory / "node.yaml"
     node.write_text("runtime: {weight_cache_bytes: 64MiB, residency_mode: external}\n")
-    with running(directory, "serve", str(repository), "--config", str(node)) as process:
+    with running_server(directory, "serve", str(repository), "--config", str(node)) as process:
         yield process
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.demo_clients import CLIENTS
-from support.demo_server import ServerProcess, run_program, running
+from support.direct_run import run_program
+from support.server_process import ServerProcess, running_server
 
 import hloserve
 from examples.digits.make_bundle import BATCH_SIZES, LEAST_ACCURACY
@@ -25,7 +26,7 @@ _BUNDLE = Path(hloserve.__file__).parent / "demo_repository" / "digits"
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A running demo, which must end with status 0."""
-    with running(tmp_path_factory.mktemp("demo"), "demo") as server:
+    with running_server(tmp_path_factory.mktemp("demo"), "demo") as server:
         yield server
 
 
@@ -137,7 +138,6 @@ def test_held_out_digits_are_recognised(demo: ServerProcess, digits: Digits) -> 
 
 def test_ctrl_c_ends_the_demo_well(tmp_path: Path) -> None:
     """SIGINT is how people end it: status 0, no traceback."""
-    with running(tmp_path, "demo") as server:
-        server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(20) == 0
-        assert "Traceback" not in server.log_file.read_text()
+    with running_server(tmp_path, "demo") as server:
+        assert 0 == server.terminate(signal.SIGINT)
+        assert "Traceback" not in "".join(server.errors)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct, export, jit
 from support.models_bundles import OUT3, ROWS4, WEIGHTS, affine, write_affine
-from support.server_worker import server_process
+from support.server_process import running_server
 
 from hloserve import Client
 from hloserve.bundle import write_bundle
@@ -42,7 +42,7 @@ def test_server_compiles_what_its_operator_names(tmp_path: Path) -> None:
     )
 
     with (
-        server_process(repository, tmp_path, "--config", str(node_file)) as server,
+        running_server(tmp_path, "serve", str(repository), "--config", str(node_file)) as server,
         Client(server.grpc) as client,
     ):
         loaded = {e["model"]: e["sizes"] for e in server.log if e["event"] == "model_loaded"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.demo_server import HLOSERVE
+from support.server_process import HLOSERVE
 
 from hloserve import load_manifest, read_bundle_weights
 from hloserve.bundle.layout import find_programs

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.server_worker import server_process
+from support.server_process import running_server
 
 from hloserve import Client
 from hloserve.engine.xla_backend import XlaBackend
@@ -61,7 +61,7 @@ def test_exported_functions_are_served_as_they_compute(tmp_path: Path) -> None:
         report = check_bundle(repository / name, open_backend=lambda: XlaBackend("cpu"))
         assert [] == report.findings
     with (
-        server_process(repository, tmp_path) as server,
+        running_server(tmp_path, "serve", str(repository)) as server,
         Client(server.grpc) as client,
         jax.enable_x64(True),
     ):

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.models_bundles import OUT3, ROWS4, affine, affine_text, write_affine
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess, running_server
 from tritonclient.utils import InferenceServerException
 
 from hloserve import Client, write_bundle, write_meta_bundle
@@ -54,7 +54,7 @@ def _write_both(root: Path) -> Path:
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A real server of both, which no test changes."""
     directory = tmp_path_factory.mktemp("served")
-    with server_process(_write_both(directory / "repository"), directory) as server:
+    with running_server(directory, "serve", str(_write_both(directory / "repository"))) as server:
         yield server
 
 
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_told_to_who_can_mend_it(tmp_path: Path) -> None:
     root = _write_both(tmp_path / "repository")
     (root / "affine" / "weights.safetensors").write_bytes(b"not weights")
     _write_meta(root, "bad", FAILING, calls=[])
-    with server_process(root, tmp_path) as server:
+    with running_server(tmp_path, "serve", str(root)) as server:
         with Client(server.grpc) as client:
             assert not client.is_model_ready("sum")
             text = "meta 'sum': call to 'affine': model 'affine' is not ready"
@@ -167,7 +167,9 @@ def test_client_that_goes_frees_the_place(tmp_path: Path) -> None:
     root = _write_both(tmp_path / "repository")
     _write_meta(root, "endless", ENDLESS)
     (tmp_path / "server.yaml").write_text("metas: {concurrency: 1}\n")
-    with server_process(root, tmp_path, "--config", str(tmp_path / "server.yaml")) as server:
+    with running_server(
+        tmp_path, "serve", str(root), "--config", str(tmp_path / "server.yaml")
+    ) as server:
         with Client(server.grpc) as client:
             with pytest.raises(DeadlineExceeded):
                 client.infer("endless", {"x": X}, timeout_s=0.2)
@@ -196,7 +198,7 @@ def test_sub_model_is_reloaded_and_renamed_under_load(tmp_path: Path) -> None:
     repository = _write_both(tmp_path / "repository")
     node = tmp_path / "node.yaml"
     node.write_text("model_removal_seconds: 1\nmodel_settle_seconds: 0.25\n")
-    with server_process(repository, tmp_path, "--config", str(node)) as server:
+    with running_server(tmp_path, "serve", str(repository), "--config", str(node)) as server:
         _reload_under_load(server, repository)
         _rename_and_come_back(server, repository)
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.demo_clients import CLIENTS, Arrays
-from support.demo_server import ServerProcess, run_program, running
+from support.direct_run import run_program
+from support.server_process import ServerProcess, running_server
 
 import hloserve
 from examples.minilm.compare import MODEL, TOLERANCE
@@ -39,7 +40,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of that repository."""
-    with running(
+    with running_server(
         tmp_path_factory.mktemp("minilm"), "serve", str(bundle.parent), start_s=200
     ) as server:
         yield server

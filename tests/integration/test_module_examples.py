@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.demo_server import HLOSERVE, ServerProcess, running
+from support.server_process import HLOSERVE, ServerProcess, running_server
 
 import examples.equinox_cnn.compare
 import examples.equinox_cnn.make_bundle
@@ -42,7 +42,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of both."""
     output = tmp_path_factory.mktemp("server")
-    with running(output, "serve", str(exported / "repository"), start_s=200) as server:
+    with running_server(output, "serve", str(exported / "repository"), start_s=200) as server:
         yield server
 
 

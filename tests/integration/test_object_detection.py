@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.demo_server import HLOSERVE, ServerProcess, running
 from support.image_files import many_scans, png_of_size
+from support.server_process import HLOSERVE, ServerProcess, running_server
 
 import hloserve
 from examples.object_detection.compare import (
@@ -68,7 +68,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 def server(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of its bundles."""
     output = tmp_path_factory.mktemp("detection")
-    with running(output, "serve", str(example.repository), start_s=200) as server:
+    with running_server(output, "serve", str(example.repository), start_s=200) as server:
         yield server
 
 

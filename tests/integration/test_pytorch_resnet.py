@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.demo_server import HLOSERVE, ServerProcess, running
+from support.server_process import HLOSERVE, ServerProcess, running_server
 
 from examples.pytorch_resnet.compare import MODEL, TOLERANCE, compare
 from examples.pytorch_resnet.make_bundle import write_example
@@ -34,7 +34,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of that repository."""
     output = tmp_path_factory.mktemp("server")
-    with running(output, "serve", str(exported / "repository"), start_s=200) as server:
+    with running_server(output, "serve", str(exported / "repository"), start_s=200) as server:
         yield server
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess, running_server
 
 from hloserve import Client, IOSpec, write_bundle
 
@@ -77,7 +77,7 @@ def start_server(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         f"runtime: {{weight_cache_bytes: {MODELS * WEIGHT_BYTES // 5},"
         f" executable_cache_dir: {tmp_path}/cache}}\nmodel_control_mode: static\n",
     )
-    with server_process(repository, tmp_path, "--config", node) as server:
+    with running_server(tmp_path, "serve", str(repository), "--config", node) as server:
         yield server
 
 
@@ -140,14 +140,14 @@ def test_copy_that_a_killed_server_left_is_used_by_the_next(tmp_path: Path) -> N
         tmp_path,
         f"runtime: {{shared_host_weights: true, executable_cache_dir: {tmp_path}/cache}}\n",
     )
-    with server_process(repository, tmp_path, "--config", node) as server:
+    with running_server(tmp_path, "serve", str(repository), "--config", node) as server:
         (left,) = _shared(name)
         inode = left.stat().st_ino
         server.process.send_signal(signal.SIGKILL)
         server.process.wait(30)
     try:
         with (
-            server_process(repository, tmp_path, "--config", node) as server,
+            running_server(tmp_path, "serve", str(repository), "--config", node) as server,
             Client(server.grpc) as client,
         ):
             assert [inode] == [path.stat().st_ino for path in _shared(name)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.demo_server import ServerProcess, running
+from support.server_process import ServerProcess, running_server
 
 from examples.torchscript.compare import MODEL, TOLERANCE, original_answers, served_answers
 from examples.torchscript.make_bundle import write_detector
@@ -31,7 +31,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of that repository."""
-    with running(
+    with running_server(
         tmp_path_factory.mktemp("vad"), "serve", str(bundle.parent), start_s=200
     ) as server:
         yield server

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc
-from support.demo_server import ServerProcess, running
+from support.server_process import ServerProcess, running_server
 
 import hloserve
 from examples.comparing import TOLERANCE
@@ -44,7 +44,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of all four."""
     output = tmp_path_factory.mktemp("server")
-    with running(output, "serve", str(repository), start_s=300) as server:
+    with running_server(output, "serve", str(repository), start_s=300) as server:
         yield server
 
 

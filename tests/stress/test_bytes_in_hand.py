@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,21 +28,25 @@ from support.grpc_frames import (
 )
 from support.hostile_peers import (
     INFER,
+    PATIENCE_S,
     Bystander,
+    affine_server,
     connected,
     forget_peak,
     greet,
+    metric,
     peak_mib,
     resident_mib,
+    serve_bystander,
+    wait_until,
 )
-from support.models_bundles import affine, write_affine
-from support.server_worker import ServerProcess, server_process
+from support.models_bundles import affine
+from support.server_process import ServerProcess
 
 from hloserve import Client
 from hloserve.core.errors import Overloaded
 
 SECONDS = float(os.environ.get("STRESS_S", "2"))
-PATIENCE_S = 30.0
 BUDGET_MIB = 64
 MESSAGE_MIB = 16
 PROOF_BYTES = 100_000
@@ -57,37 +61,15 @@ pytestmark = [pytest.mark.stress, pytest.mark.xla, pytest.mark.timeout(10 * SECO
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A real server with the affine model, which was called once."""
     directory: Path = tmp_path_factory.mktemp("bytes")
-    write_affine(directory / "repository", sizes=(1, 8192))
     config = directory / "node.yaml"
     config.write_text(f"endpoints: {{max_request_bytes_in_hand: {BUDGET_MIB}MiB}}\n")
-    with server_process(directory / "repository", directory, "--config", str(config)) as server:
-        _serve_others(server)
+    with affine_server(directory, "--config", str(config), sizes=(1, 8192)) as server:
         yield server
-
-
-def _serve_others(server: ServerProcess) -> float:
-    """Let a bystander be served; returns its longest wait."""
-    bystander = Bystander(server)
-    bystander.start()
-    bystander.wait_served()
-    bystander.stop()
-    return bystander.worst_s
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
 
 
 def _held(server: ServerProcess) -> float:
     """Bytes in hand, by the server's own count."""
-    admin = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=30)
-    with contextlib.closing(admin):
-        admin.request("GET", "/metrics")
-        lines = admin.getresponse().read().decode().splitlines()
-    name = "worker_request_bytes_in_hand "
-    return next(float(line.split()[1]) for line in lines if line.startswith(name))
+    return metric(server, "worker_request_bytes_in_hand")
 
 
 def _upload_grpc(server: ServerProcess) -> str:
@@ -138,7 +120,7 @@ def test_more_large_requests_than_memory_are_served_in_turn(server: ServerProces
     assert outcomes.count("served") >= 4
     assert grown_mib < 8 * BUDGET_MIB  # answers, and what the device works on, are as large again
     assert bystander.worst_s < PATIENCE_S
-    _wait(lambda: _held(server) == 0, "bytes stay counted")
+    wait_until(lambda: _held(server) == 0, "bytes stay counted")
 
 
 def _begin_rest(peer: socket.socket, size: int) -> None:
@@ -161,17 +143,17 @@ def test_uploads_that_do_not_move_keep_nobody_out(server: ServerProcess, port: s
         for _ in range(7):
             peer = stack.enter_context(connected(server, port))
             begin(peer, BUDGET_MIB << 18)
-        _wait(lambda: _held(server) >= BUDGET_MIB << 20, "announcements are not counted")
+        wait_until(lambda: _held(server) >= BUDGET_MIB << 20, "announcements are not counted")
         outcomes = []
         until = time.monotonic() + PATIENCE_S
         while "served" not in outcomes:
             assert time.monotonic() < until, "a large request is never served"
             outcomes.append(_upload_grpc(server) if port == "http" else _upload_rest(server))
-        worst_s = _serve_others(server)
+        worst_s = serve_bystander(server)
     print(f"{outcomes}, worst {worst_s:.3f} s")  # noqa: T201  # what a long run is for
 
     assert worst_s < PATIENCE_S
-    _wait(lambda: _held(server) == 0, "bytes stay counted")
+    wait_until(lambda: _held(server) == 0, "bytes stay counted")
 
 
 def test_what_could_be_decompressed_is_counted(server: ServerProcess) -> None:
@@ -193,9 +175,9 @@ def test_what_could_be_decompressed_is_counted(server: ServerProcess) -> None:
             rest.sendall(f"{head}Content-Length: {len(packed)}\r\n\r\n".encode() + packed)
             rest.settimeout(30)
             assert rest.recv(12) == b"HTTP/1.1 429"
-        worst_s = _serve_others(server)
+        worst_s = serve_bystander(server)
     grown_mib = peak_mib(server) - before_mib
     print(f"+{grown_mib:.0f} MiB, worst {worst_s:.3f} s")  # noqa: T201  # what a long run is for
 
     assert grown_mib < 4 * BUDGET_MIB
-    _wait(lambda: _held(server) == 0, "bytes stay counted")
+    wait_until(lambda: _held(server) == 0, "bytes stay counted")

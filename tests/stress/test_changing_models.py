@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.models_bundles import affine_text
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess, running_server
 
 from hloserve import Client, IOSpec, write_bundle
 
@@ -136,7 +136,7 @@ def test_reloads_fail_no_request(tmp_path: Path) -> None:
     memory = "process_resident_memory_bytes"
     at_rest = 0.0
     with (
-        server_process(repository, tmp_path, "--config", _quick(tmp_path)) as server,
+        running_server(tmp_path, "serve", str(repository), "--config", _quick(tmp_path)) as server,
         Client(server.grpc, timeout_s=PATIENCE_S) as client,
     ):
         with _load(server, ["model"], lambda: {written[-1] - 1, written[-1]}):
@@ -160,7 +160,7 @@ def test_swapped_names_fail_no_request(tmp_path: Path) -> None:
     _write(repository, "red", 1)
     _write(repository, "blue", 2)
     with (
-        server_process(repository, tmp_path, "--config", _quick(tmp_path)) as server,
+        running_server(tmp_path, "serve", str(repository), "--config", _quick(tmp_path)) as server,
         Client(server.grpc, timeout_s=PATIENCE_S) as client,
     ):
         with _load(server, ["red", "blue"], lambda: {1, 2}):

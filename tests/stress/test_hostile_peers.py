@@ -31,6 +31,8 @@ from support.grpc_frames import (
 )
 from support.hostile_peers import (
     INFER,
+    PATIENCE_S,
+    affine_server,
     attacked,
     forget_peak,
     greet,
@@ -41,12 +43,9 @@ from support.hostile_peers import (
     rest_request,
     throw_away,
 )
-from support.models_bundles import write_affine
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess
 
 SECONDS = float(os.environ.get("STRESS_S", "0.4"))
-PATIENCE_S = 30.0
-"""Nobody waits longer on a machine that the attackers share; what it excludes is a stalled loop."""
 GROWTH_MIB = 600
 """Three connections hold 64 MiB each at most, and two threads unpack 100 MiB, kept twice, each."""
 
@@ -57,8 +56,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.xla, pytest.mark.timeout(30 * SECO
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A real server with the affine model; one for all attacks, as they must leave no trace."""
     directory: Path = tmp_path_factory.mktemp("hostile")
-    write_affine(directory / "repository", sizes=(1, 8))
-    with server_process(directory / "repository", directory) as server:
+    with affine_server(directory, sizes=(1, 8)) as server:
         yield server
 
 

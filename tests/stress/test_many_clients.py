@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.models_bundles import affine, write_affine
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess, running_server
 
 from hloserve import Client
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.stress, pytest.mark.xla, pytest.mark.timeout(SECONDS +
 def start_server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A real server with the affine model at several sizes."""
     write_affine(tmp_path / "repository", sizes=(1, 2, 4, 8))
-    with server_process(tmp_path / "repository", tmp_path) as server:
+    with running_server(tmp_path, "serve", str(tmp_path / "repository")) as server:
         yield server
 
 

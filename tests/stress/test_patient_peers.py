@@ -8,8 +8,6 @@ import os
 import resource
 import socket
 import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,23 +15,26 @@ import pytest
 from support.grpc_frames import DATA, END_HEADERS, HEADERS, frame, hpack, request, request_fields
 from support.hostile_peers import (
     INFER,
+    PATIENCE_S,
     Bystander,
+    affine_server,
     attacked,
     connected,
     forget_peak,
     greet,
     hang_up,
     infer_message,
+    metric,
     open_files,
     peak_mib,
     resident_mib,
     rest_request,
+    serve_bystander,
+    wait_until,
 )
-from support.models_bundles import write_affine
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess
 
 SECONDS = float(os.environ.get("STRESS_S", "2"))
-PATIENCE_S = 30.0
 IDLE = 5_000
 
 pytestmark = [pytest.mark.stress, pytest.mark.xla, pytest.mark.timeout(10 * SECONDS + 120)]
@@ -43,13 +44,8 @@ pytestmark = [pytest.mark.stress, pytest.mark.xla, pytest.mark.timeout(10 * SECO
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A real server with the affine model, that was called once, begun as from a common shell."""
     directory: Path = tmp_path_factory.mktemp("patient")
-    write_affine(directory / "repository", sizes=(1, 64))
     shell = ["sh", "-c", 'ulimit -S -n 1024; exec "$@"', "sh"]
-    with server_process(directory / "repository", directory, prefix=shell) as server:
-        bystander = Bystander(server)
-        bystander.start()
-        bystander.wait_served()
-        bystander.stop()
+    with affine_server(directory, sizes=(1, 64), prefix=shell) as server:
         yield server
 
 
@@ -60,18 +56,6 @@ def allow_many_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _metric(server: ServerProcess, name: str) -> float:
-    with urllib.request.urlopen(server.url("/metrics", "admin")) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
 
 
 def test_five_thousand_idle_connections_cost_little(server: ServerProcess, many_files: int) -> None:
@@ -91,17 +75,16 @@ def test_five_thousand_idle_connections_cost_little(server: ServerProcess, many_
                 greet(peer)
             else:
                 peer.sendall(opening)
-        _wait(lambda: open_files(server) >= wanted, "connections are not accepted")
+        wait_until(lambda: open_files(server) >= wanted, "connections are not accepted")
         each_kib = (resident_mib(server) - before_mib) * 1024 / wanted
-        bystander = Bystander(server)
-        bystander.start()
-        bystander.wait_served()
-        bystander.stop()
-    print(f"{each_kib:.1f} KiB each, worst {bystander.worst_s:.3f} s")  # noqa: T201  # what a long run is for
+        worst_s = serve_bystander(server)
+    print(f"{each_kib:.1f} KiB each, worst {worst_s:.3f} s")  # noqa: T201  # what a long run is for
 
     assert each_kib < 40
-    assert bystander.worst_s < PATIENCE_S
-    _wait(lambda: open_files(server) <= files + 5, "connections of peers that left are not closed")
+    assert worst_s < PATIENCE_S
+    wait_until(
+        lambda: open_files(server) <= files + 5, "connections of peers that left are not closed"
+    )
 
 
 def test_slow_readers_hold_a_bounded_number_of_bytes(server: ServerProcess) -> None:
@@ -190,8 +173,8 @@ def test_departures_with_requests_in_flight_leave_no_trace(
     files, before_mib = open_files(server), resident_mib(server)
     with attacked(server, port, count, SECONDS) as bystander:
         bystander.stop()
-    _wait(lambda: _metric(server, "worker_inflight_requests") == 0, "requests stay in flight")
-    _wait(lambda: open_files(server) <= files + 5, "connections stay open")
+    wait_until(lambda: metric(server, "worker_inflight_requests") == 0, "requests stay in flight")
+    wait_until(lambda: open_files(server) <= files + 5, "connections stay open")
     grown_mib = resident_mib(server) - before_mib
     print(f"{departures[0]} departures, +{grown_mib:.1f} MiB, worst {bystander.worst_s:.3f} s")  # noqa: T201  # what a long run is for
 
@@ -202,9 +185,8 @@ def test_departures_with_requests_in_flight_leave_no_trace(
 
 def test_a_server_out_of_descriptors_serves_those_it_has(tmp_path: Path) -> None:
     """Connections beyond them are turned away or wait, and find room when others leave."""
-    write_affine(tmp_path / "repository", sizes=(1,))
     limit = ["sh", "-c", 'ulimit -n 120; exec "$@"', "sh"]
-    with server_process(tmp_path / "repository", tmp_path, prefix=limit) as server:
+    with affine_server(tmp_path, sizes=(1,), prefix=limit) as server:
         bystander = Bystander(server)
         bystander.start()
         bystander.wait_served()
@@ -213,12 +195,9 @@ def test_a_server_out_of_descriptors_serves_those_it_has(tmp_path: Path) -> None
                 with contextlib.suppress(OSError):
                     stack.enter_context(connected(server, "grpc"))
             seen = bystander.requests
-            _wait(lambda: bystander.requests > seen + 2, "those that are connected are not served")
+            wait_until(
+                lambda: bystander.requests > seen + 2, "those that are connected are not served"
+            )
             bystander.stop()
-        _wait(lambda: open_files(server) < 60, "connections of peers that left are not closed")
-        after = Bystander(server)
-        after.start()
-        after.wait_served()
-        after.stop()
-
-        assert 0 == server.terminate()
+        wait_until(lambda: open_files(server) < 60, "connections of peers that left are not closed")
+        serve_bystander(server)

@@ -1,7 +1,7 @@
 """Every client that must work unchanged, behind one signature.
 
 What lives here: `CLIENTS`, from a name to a function that asks a server. What does not: servers
-(`support.demo_server`) and what the answers should be. kserve's client runs in a process of its
+(`support.server_process`) and what the answers should be. kserve's client runs in a process of its
 own (`support.demo_kserve`): it registers the same protobuf names as Triton's, so one process can
 import only one of them.
 """
@@ -22,7 +22,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from support.demo_server import ServerProcess
+from support.server_process import ServerProcess
 
 import hloserve
 from hloserve.core.dtypes import by_kserve, by_numpy

@@ -1,4 +1,4 @@
-"""Peers of a real server that mean harm, and a bystander who must not notice them."""
+"""A real server, peers of it that mean harm, and a bystander who must not notice them."""
 
 import contextlib
 import http.client
@@ -7,14 +7,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from support.grpc_frames import ACK, PREFACE, SETTINGS, frame
-from support.models_bundles import affine
-from support.server_worker import ServerProcess
+from support.models_bundles import affine, write_affine
+from support.server_process import ServerProcess, running_server
 
 from hloserve import Client
 from hloserve.core.errors import Overloaded
@@ -22,6 +23,8 @@ from hloserve.core.requests import InferRequest
 from hloserve.wire import v2_protobuf
 
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
+PATIENCE_S = 30.0
+"""Nobody waits longer on a machine that the attackers share; what it excludes is a stalled loop."""
 Attack: TypeAlias = Callable[[socket.socket], object]
 
 _REST_BODY = json.dumps(
@@ -112,6 +115,34 @@ class Bystander(threading.Thread):
         assert answer.status == 200, text
 
 
+def serve_bystander(server: ServerProcess) -> float:
+    """Let a bystander be served; returns its longest wait."""
+    bystander = Bystander(server)
+    bystander.start()
+    bystander.wait_served()
+    bystander.stop()
+    return bystander.worst_s
+
+
+@contextlib.contextmanager
+def affine_server(
+    directory: Path, *flags: str, sizes: Sequence[int], prefix: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """Run a real server with the affine model, and have it called once.
+
+    Args:
+        directory: empty; for the model, too.
+        flags: further flags of `hloserve serve`.
+        sizes: compiled batch sizes.
+        prefix: a command that runs it, given its words.
+    """
+    repository = directory / "repository"
+    write_affine(repository, sizes=tuple(sizes))
+    with running_server(directory, "serve", str(repository), *flags, prefix=prefix) as server:
+        serve_bystander(server)
+        yield server
+
+
 @contextlib.contextmanager
 def attacked(
     server: ServerProcess, port: str, attack: Attack, seconds: float, connections: int = 3
@@ -152,6 +183,13 @@ def attacked(
         yield bystander
     finally:
         bystander.stop()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is so; `what` says what is wrong if it never is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
 
 
 def connected(server: ServerProcess, port: str) -> socket.socket:
@@ -200,6 +238,13 @@ def open_files(server: ServerProcess) -> int:
 def forget_peak(server: ServerProcess) -> None:
     """Let the peak begin anew."""
     Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """A figure of the server's own, one that has no labels."""
+    with urllib.request.urlopen(server.url("/metrics", "admin"), timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
 
 
 def _status_mib(server: ServerProcess, field: str) -> float:

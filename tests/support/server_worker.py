@@ -1,10 +1,10 @@
-"""Workers to talk to: in this process on the fake device, or as real processes on XLA."""
+"""Workers to talk to, on the fake device in this process.
+
+What does not live here: real processes (`support.server_process`).
+"""
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -172,76 +172,3 @@ def write_scale(
 def rows(*values: float) -> Array:
     """Float32 rows of four, each filled with its value."""
     return np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
-
-
-class ServerProcess:
-    """A real `hloserve` process.
-
-    Attributes:
-        ports: by name: ``http``, ``grpc``, ``admin``.
-        log: the JSON lines that it wrote, parsed, up to readiness.
-    """
-
-    def __init__(self, process: "subprocess.Popen[str]", ports_file: Path) -> None:
-        self.process = process
-        self.log: list[dict[str, Any]] = []
-        assert process.stderr is not None
-        for line in process.stderr:
-            self.log.append(json.loads(line))
-            if self.log[-1]["event"] in ("startup_done", "startup_failed"):
-                break
-        else:
-            raise AssertionError(f"the server ended: {self.log}")
-        self.ports: Mapping[str, int] = json.loads(ports_file.read_text())
-        # The pipe must be emptied, or the server blocks on its log.
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(json.loads(line) for line in self.process.stderr)
-
-    def url(self, path: str, port: str = "http") -> str:
-        """An HTTP URL on one of its ports."""
-        return f"http://127.0.0.1:{self.ports[port]}{path}"
-
-    @property
-    def grpc(self) -> str:
-        """The gRPC address."""
-        return f"127.0.0.1:{self.ports['grpc']}"
-
-    def terminate(self) -> int:
-        """SIGTERM; the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(_PATIENCE_S)
-        self._reader.join(_PATIENCE_S)
-        return status
-
-
-@contextmanager
-def server_process(
-    repository: Path, directory: Path, *flags: str, prefix: Sequence[str] = ()
-) -> Iterator[ServerProcess]:
-    """Run `hloserve serve REPO` on free ports until the start-up set is decided.
-
-    Args:
-        repository: its bundles are real StableHLO.
-        directory: for the ports file.
-        flags: further flags of the command.
-        prefix: a command that runs it, given its words.
-    """
-    ports_file = directory / "ports.json"
-    command = [
-        *prefix, sys.executable, "-m", "hloserve", "serve", str(repository),
-        "--http-port", "0", "--grpc-port", "0", "--admin-port", "0",
-        "--ports-file", str(ports_file), "--log-format", "json", *flags,
-    ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            server = ServerProcess(process, ports_file)
-            yield server
-            if process.poll() is None:
-                server.terminate()
-        finally:
-            process.kill()
-            process.wait()

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support.server_worker import ServerProcess, server_process
+from support.server_process import ServerProcess, running_server
 from support.tiny_detector import (
     CONFIG,
     assert_same_detections,
@@ -132,7 +132,9 @@ def server(
     exported: tuple[Path, ExportReport], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server of it."""
-    with server_process(exported[0].parent, tmp_path_factory.mktemp("server")) as server:
+    with running_server(
+        tmp_path_factory.mktemp("server"), "serve", str(exported[0].parent)
+    ) as server:
         yield server
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
-from support.demo_server import run_program
+from support.direct_run import run_program
 
 from hloserve.bundle import load_manifest, read_bundle_weights
 from hloserve.export import ExportProblem, ExportReport, export_flax
