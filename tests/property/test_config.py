@@ -39,6 +39,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "runtime.weights_migration": st.sampled_from(["off", "copy", "replace"]),
     "runtime.load_threads": st.integers(1, 256) | st.just("auto"),
     "runtime.dispatches_in_flight": st.integers(1, 8) | st.just("auto"),
+    "runtime.execution_timeout_seconds": st.floats(0, 86400),
     "runtime.cpu_threads": st.integers(1, 1024) | st.just("auto"),
     "runtime.reload_without_room": st.sampled_from(["keep_old", "unload_first"]),
     "runtime.weight_cache_bytes": st.integers(1, 2**40),

@@ -98,6 +98,13 @@ class RuntimeConfig(Section, frozen=True, kw_only=True):
     CPU. There, 2 or more has XLA execute on a thread of its own: it keeps the CPU busy with models
     that compute for milliseconds, and adds some 30 us to those that compute for microseconds."""
 
+    execution_timeout_seconds: Seconds = 300.0
+    """Longest that the device may take for one batch, with bringing its weights. One that takes
+    longer hangs, and nothing can interrupt it: its callers and those who wait are answered
+    UNAVAILABLE (503), `execution_stuck` is logged, and the process ends with status 1, for its
+    supervisor to start again. The default is far beyond what callers wait for, so that only a
+    device that hangs meets it. 0 waits for ever."""
+
     cpu_threads: Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Threads that one program computes with on the CPU; `auto` leaves it to XLA, which takes one
     for each CPU. Fewer leave cores to the server, or to other workers of the machine, and let two

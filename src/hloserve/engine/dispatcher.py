@@ -130,6 +130,11 @@ class Dispatcher:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def is_running(self) -> bool:
+        """True from `start` until the thread has ended. Any thread."""
+        return self._thread.is_alive()
+
     def under_way(self) -> UnderWay | None:
         """What the device is at; None while nothing is in flight. Any thread."""
         running = self._scheduler.running

@@ -25,7 +25,10 @@ class AdminService:
         if exchange.method not in ("GET", "HEAD"):
             exchange.reply(405, b"method not allowed\n", _TEXT, (("Allow", "GET, HEAD"),))
         elif exchange.segments == ("healthz",):
-            exchange.reply(200, b"ok\n", _TEXT)
+            if self._catalog.is_live:
+                exchange.reply(200, b"ok\n", _TEXT)
+            else:
+                exchange.reply(503, b"not live\n", _TEXT)
         elif exchange.segments == ("readyz",):
             if self._catalog.is_ready:
                 exchange.reply(200, b"ok\n", _TEXT)

@@ -35,6 +35,10 @@ class Catalog:
     Args:
         more_extensions: those of the V2 protocol that depend on settings.
         exposed_models: models that the index lists although meta models call them; ``*`` for all.
+
+    Attributes:
+        is_draining: the server leaves, and is not ready.
+        is_live: the device can be used; without it the server ends, and is not ready either.
     """
 
     def __init__(
@@ -47,11 +51,12 @@ class Catalog:
         self._exposed_models = exposed_models
         self._extensions = tuple(sorted((*EXTENSIONS, *more_extensions)))
         self.is_draining = False
+        self.is_live = True
 
     @property
     def is_ready(self) -> bool:
         """True when the start-up set is decided, a model serves, and the server is not leaving."""
-        return not self.is_draining and self._registry.is_ready
+        return self.is_live and not self.is_draining and self._registry.is_ready
 
     def server_metadata(self) -> ServerMetadata:
         """Name, version and extensions."""
@@ -84,7 +89,8 @@ class Catalog:
         check_version(name, version)
         for entry in self._entries():
             if entry.name == name:
-                is_ready = entry.state is ModelState.READY and not self.is_draining
+                is_leaving = self.is_draining or not self.is_live
+                is_ready = entry.state is ModelState.READY and not is_leaving
                 return is_ready and self._has_weights(name)
         raise ModelNotFound(name)
 

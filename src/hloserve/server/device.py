@@ -1,7 +1,8 @@
 """What serves a worker's device, as it is configured: its weights and its dispatcher.
 
 What lives here: their making, so the choice between having all weights on the device and a budget
-for them. What does not: either (`hloserve.engine.residency`). Loop thread.
+for them, and that of the watch over its executions. What does not: any of these
+(`hloserve.engine`). Loop thread.
 """
 
 import logging
@@ -13,6 +14,7 @@ from hloserve.core.clock import Clock
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.dispatcher import Dispatcher
+from hloserve.engine.execution_watch import ExecutionWatch, Later
 from hloserve.engine.residency.budget import MemoryLimits
 from hloserve.engine.residency.floors import ResidencyMode
 from hloserve.engine.residency.host_weights import HostStore, PrivateStore
@@ -22,7 +24,7 @@ from hloserve.engine.residency.weight_cache import WeightCache
 from hloserve.engine.scheduling.scheduler import Scheduler
 from hloserve.server.listeners import Listeners
 
-__all__ = ["build_dispatcher", "open_weights"]
+__all__ = ["build_dispatcher", "open_weights", "watch_executions"]
 
 log = logging.getLogger(__name__)
 
@@ -122,3 +124,26 @@ def build_dispatcher(
         residency=weights if has_budget else None,
         in_flight=in_flight.value,
     )
+
+
+def watch_executions(
+    config: WorkerConfig, dispatcher: Dispatcher, clock: Clock, later: Later
+) -> None:
+    """Have an execution noticed that does not end, from now on, unless that is switched off.
+
+    Args:
+        config: says how long one may take.
+        dispatcher: is given up then.
+        clock: measures.
+        later: `loop.call_later`.
+    """
+    timeout_s = config.runtime.execution_timeout_seconds
+    if timeout_s:
+        ExecutionWatch(
+            dispatcher.under_way,
+            dispatcher.give_up,
+            clock,
+            later,
+            timeout_s,
+            "runtime.execution_timeout_seconds",
+        ).start()

@@ -99,7 +99,7 @@ class GrpcInferenceService:
         rpc.on_cancel = self._inference.start(request, reply).cancel
 
     def _server_live(self, message: Message) -> bytes:
-        return calls.encode_server_live(is_live=True)
+        return calls.encode_server_live(is_live=self._catalog.is_live)
 
     def _server_ready(self, message: Message) -> bytes:
         return calls.encode_server_ready(is_ready=self._catalog.is_ready)

@@ -105,7 +105,13 @@ def _health() -> _Json:
     not_ready = {"503": _answer("Not ready.", ref("Ready"))}
     return {
         "/v2/health/live": {
-            "get": _operation("live", "health", "Is the server there?", (400,), ref("Live"))
+            "get": _operation("live", "health", "Is the server alive?", (400,), ref("Live")) | {
+                "responses": {
+                    "200": _answer("It is.", ref("Live")),
+                    "503": _answer("It ends: its device is lost or hangs.", ref("Live")),
+                    "400": _error(400),
+                }
+            }
         },
         "/v2/health/ready": {
             "get": _operation("ready", "health", "Is it ready?", (400,), ref("Ready")) | {

@@ -220,7 +220,8 @@ class RestInferenceService:
             exchange.on_disconnect = in_flight.cancel
 
     def _live(self, exchange: Exchange, model: str, version: str) -> None:
-        exchange.reply(200, codec.encode_live(True))
+        is_live = self._catalog.is_live
+        exchange.reply(200 if is_live else 503, codec.encode_live(is_live))
 
     def _ready(self, exchange: Exchange, model: str, version: str) -> None:
         is_ready = self._catalog.is_ready

@@ -66,11 +66,12 @@ def serve(
         # What is drawn of the start need not be logged as well.
         logging.getLogger("hloserve.server.model_events").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status, is_loading = runner.run(
+        status, is_busy = runner.run(
             _run(loaded, ports_file, progress, on_ready, open_device, pages or {})
         )
-    if is_loading:
-        # A compilation cannot be interrupted, and must not have the interpreter torn down under it.
+    if is_busy:
+        # Neither compiling nor executing can be interrupted, or bears the interpreter's being torn
+        # down under it.
         sys.stdout.flush()
         logging.shutdown()
         os._exit(status)
@@ -96,4 +97,4 @@ async def _run(
     sys.stdout.flush()
     worker.load(open_device, show_progress=show_progress, probe=ProgramProbe())
     await worker.wait_stopped()
-    return await worker.drain(), worker.is_loading
+    return await worker.drain(), worker.is_busy

@@ -40,7 +40,7 @@ from hloserve.models.task_threads import TaskThreads
 from hloserve.server.admin import AdminService
 from hloserve.server.catalog import Catalog
 from hloserve.server.collector import spare_the_collector
-from hloserve.server.device import build_dispatcher, open_weights
+from hloserve.server.device import build_dispatcher, open_weights, watch_executions
 from hloserve.server.grpc_services import build_grpc_services
 from hloserve.server.inference import InferenceService
 from hloserve.server.listeners import Addresses, Listeners, write_ports_file
@@ -258,6 +258,7 @@ class Worker:
             self.config, backend, weights, self._scheduler, self._clock, listeners, on_end
         )
         self._dispatcher.start()
+        watch_executions(self.config, self._dispatcher, self._clock, self._loop.call_later)
         bundles = startup_set(self.config, look)
         self._progress.bundles_found(len(bundles))
         post = self._loop.call_soon_threadsafe
@@ -270,6 +271,7 @@ class Worker:
 
     def _dispatch_ended(self, fault: Exception | None) -> None:
         if fault is not None:
+            self._catalog.is_live = False
             self._end(1)  # whoever supervises the process starts another
 
     def _startup_done(self, loaded: int, failed: int) -> None:
@@ -301,9 +303,7 @@ class Worker:
             self._watcher.stop()
         await self._listeners.drain(self.config.drain_timeout_s)
         self._scheduler.stop()
-        if self._dispatcher is not None:
-            await asyncio.to_thread(self._dispatcher.join, self.config.drain_timeout_s)
-        if self._weights is not None:
+        if await self._end_dispatching() and self._weights is not None:
             await asyncio.to_thread(self._weights.close)
         for threads in (self._hook_threads, self._meta_threads, self._look_threads):
             threads.close()
@@ -313,8 +313,16 @@ class Worker:
         log_event(log, "stopped", status=self._status)
         return self._status
 
+    async def _end_dispatching(self) -> bool:
+        """Wait for the last dispatch; False when it goes on, so that its weights are in use."""
+        if self._dispatcher is None:
+            return True
+        timeout_s = 0.0 if self._dispatcher.is_given_up else self.config.drain_timeout_s
+        return await asyncio.to_thread(self._dispatcher.join, timeout_s)
+
     @property
-    def is_loading(self) -> bool:
-        """True while a thread opens the device or loads, which nothing can interrupt."""
+    def is_busy(self) -> bool:
+        """True while a thread opens the device, loads or executes: nothing can interrupt that."""
         is_starting = self._startup is not None and self._startup.is_running
-        return is_starting or self.repository.is_loading
+        is_executing = self._dispatcher is not None and self._dispatcher.is_running
+        return is_starting or is_executing or self.repository.is_loading

@@ -7,10 +7,11 @@ import pytest
 
 from hloserve.config import load
 from hloserve.core.clock import ManualClock
+from hloserve.engine.dispatcher import Dispatcher
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.residency.floors import ResidencyMode, ResidencyStatus
 from hloserve.engine.scheduling.building import build_scheduler
-from hloserve.server.device import open_weights
+from hloserve.server.device import open_weights, watch_executions
 
 
 def _status(settings: Mapping[str, object], backend: FakeBackend) -> ResidencyStatus:
@@ -73,3 +74,26 @@ def test_settings_that_are_doubtful_are_told(
 
     told = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert [event] == [record.message.split()[0] for record in told]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [5.0]),
+        ({"runtime.execution_timeout_seconds": 2}, [0.5]),
+        ({"runtime.execution_timeout_seconds": 0}, []),
+    ],
+)
+def test_executions_are_watched_unless_that_is_switched_off(
+    settings: Mapping[str, object], expected: list[float]
+) -> None:
+    """The first look is some seconds away."""
+    config = load(None, {}, dict(settings)).config
+    clock = ManualClock()
+    scheduler = build_scheduler(config.scheduler, clock)
+    dispatcher = Dispatcher(FakeBackend(), scheduler, clock, lambda callback, *arguments: None)
+    delays_s: list[float] = []
+
+    watch_executions(config, dispatcher, clock, lambda delay_s, callback: delays_s.append(delay_s))
+
+    assert expected == delays_s

@@ -101,6 +101,14 @@ def test_request_fails_with_the_status_of_its_error(services: Services) -> None:
     ]
 
 
+def test_server_whose_device_is_lost_is_neither_live_nor_ready(services: Services) -> None:
+    """Whoever restarts it need not wait for its end."""
+    services.catalog.is_live = False
+
+    assert not calls.decode_server_live(_answer(_call(services, "ServerLive")))
+    assert not calls.decode_server_ready(_answer(_call(services, "ServerReady")))
+
+
 def test_questions_are_answered_at_once(services: Services) -> None:
     """Live, ready, metadata and index need no device."""
     assert calls.decode_server_live(_answer(_call(services, "ServerLive")))

@@ -170,6 +170,17 @@ def test_draining_server_is_live_and_not_ready(services: Services) -> None:
     ] == [200, 503, 503]
 
 
+def test_server_whose_device_is_lost_is_not_live(services: Services) -> None:
+    """Nor ready: whoever restarts it need not wait for its end."""
+    services.catalog.is_live = False
+
+    assert [
+        _ask(services, "GET", target).status
+        for target in ("/v2/health/live", "/v2/health/ready", "/v2/models/scale/ready")
+    ] == [503, 503, 503]
+    assert {"live": False} == _ask(services, "GET", "/v2/health/live").json
+
+
 def test_wrong_method_is_told_the_right_one(services: Services) -> None:
     """405 names what the path takes."""
     caller = _ask(services, "GET", "/v2/models/scale/infer")
