@@ -201,7 +201,7 @@ class RegionNotRegistered(NotPossibleNow):
 
 
 class RegionCutShort(NotPossibleNow):
-    """A registered region of shared memory whose object was made shorter, or has no room to grow."""
+    """A registered region of shared memory whose object was made shorter, or has no room."""
 
     def __init__(self, region: str) -> None:
         self.region = region
