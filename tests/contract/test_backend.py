@@ -344,6 +344,22 @@ def test_restored_executable_computes_the_same(case: Case) -> None:
     assert compiled.signature == restored.signature
 
 
+def test_executable_that_was_restored_can_be_written_down_again(case: Case) -> None:
+    """A bundle that is redeployed after a restart takes its programs along, in a new directory."""
+    kinds = ["tensor<2x3xf32>", "tensor<3xf32>"], ["tensor<2x3xf32>"]
+    program = case.backend.read_program(case.write("scale", *kinds), "model.mlir")
+    executable = case.backend.compile(program, "m")
+    x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 2, 3], np.float32)
+    (expected,) = case.run(executable, x, w)
+
+    for _ in range(3):
+        payload = case.backend.serialise(executable)
+        assert payload is not None
+        executable = case.backend.restore(payload, program, "m")
+
+        np.testing.assert_array_equal(expected, case.run(executable, x, w)[0])
+
+
 def test_key_of_a_compiled_program_tells_programs_apart(case: Case) -> None:
     """The same program has the same key each time it is read; another type is another program."""
 

@@ -163,6 +163,8 @@ class Backend(ProgramReader, Protocol):
     def serialise(self, executable: Executable) -> bytes | None:
         """Write an executable down for `restore`; None when the device cannot.
 
+        One that was restored is written down as well as one that was compiled.
+
         Threading: any thread.
         """
         ...

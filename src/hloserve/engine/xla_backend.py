@@ -46,9 +46,10 @@ from hloserve.engine.programs.compiling import (
 )
 from hloserve.engine.programs.notes import ProgramNotes
 from hloserve.engine.programs.numerics import NumericsMode, has_tf32
-from hloserve.engine.programs.signature import Signature, TensorType
+from hloserve.engine.programs.signature import TensorType
 from hloserve.engine.programs.tf32_probe import PROBE_PROGRAM, attest, probe_inputs
 from hloserve.engine.xla_client import open_devices, request_memory, translated
+from hloserve.engine.xla_executable import XlaExecutable
 
 try:
     import jax
@@ -69,31 +70,11 @@ try:
 except (ImportError, AttributeError) as moved:
     raise UntestedVersion("jax", jax.__version__, "0.10 to 0.11") from moved
 
-__all__ = ["XlaBackend", "XlaExecutable"]
+__all__ = ["XlaBackend"]
 
 _COMPILER_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS", "JAX_PLATFORMS")
 _AVALS_KEPT = 8192
 _EMPTY_PROGRAM = b"module { func.func public @main() { return } }"
-
-
-class XlaExecutable:
-    """A compiled program and the handlers that make arrays of its results."""
-
-    __slots__ = ("handlers", "loaded", "model", "notes", "signature")
-
-    def __init__(
-        self,
-        signature: Signature,
-        loaded: Any,
-        handlers: Sequence[Any],
-        model: str,
-        notes: ProgramNotes,
-    ) -> None:
-        self.signature = signature
-        self.notes = notes
-        self.loaded = loaded
-        self.handlers = list(handlers)
-        self.model = model
 
 
 class XlaBackend(Backend):
@@ -227,6 +208,8 @@ class XlaBackend(Backend):
     @override
     def serialise(self, executable: Executable) -> bytes | None:
         assert isinstance(executable, XlaExecutable)
+        if executable.restored_from is not None:
+            return executable.restored_from
         try:
             payload = bytes(executable.loaded.serialize())
         except (_XlaRuntimeError, ValueError, RuntimeError):
@@ -244,10 +227,15 @@ class XlaBackend(Backend):
             )
         except (_XlaRuntimeError, ValueError, RuntimeError) as error:
             raise translated("restoring", model, error) from error
-        return self._executable(program, loaded, model, notes)
+        return self._executable(program, loaded, model, notes, payload)
 
     def _executable(
-        self, program: mlir.MlirProgram, loaded: Any, model: str, notes: ProgramNotes
+        self,
+        program: mlir.MlirProgram,
+        loaded: Any,
+        model: str,
+        notes: ProgramNotes,
+        restored_from: bytes | None = None,
     ) -> XlaExecutable:
         handlers = [
             _array_result_handler(
@@ -255,7 +243,7 @@ class XlaBackend(Backend):
             )
             for kind in program.signature.outputs
         ]
-        return XlaExecutable(program.signature, loaded, handlers, model, notes)
+        return XlaExecutable(program.signature, loaded, handlers, model, notes, restored_from)
 
     def _options(self) -> Any:
         options = xla_client.CompileOptions()

@@ -21,8 +21,9 @@ from hloserve.core.errors import BackendFailed, ConfigProblem, DeviceMemoryFull
 from hloserve.core.tensors import Array
 from hloserve.engine.arena import HostArena
 from hloserve.engine.programs.signature import TensorType
-from hloserve.engine.xla_backend import XlaBackend, XlaExecutable
+from hloserve.engine.xla_backend import XlaBackend
 from hloserve.engine.xla_client import client_options, request_memory
+from hloserve.engine.xla_executable import XlaExecutable
 
 pytestmark = pytest.mark.xla
 

@@ -117,7 +117,7 @@ def rewriter_revision() -> str:
 
 
 def pack_executable(notes: ProgramNotes, payload: bytes) -> bytes:
-    """Put the notes of an executable in front of its bytes."""
+    """Put the notes of an executable that was compiled here in front of its bytes."""
     head = json.dumps([notes.numerics, notes.ungoverned, dict(notes.rewrites)]).encode()
     return _LENGTH.pack(len(head)) + head + payload
 
