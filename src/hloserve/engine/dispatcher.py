@@ -136,9 +136,12 @@ class Dispatcher:
         return self._thread.is_alive()
 
     def under_way(self) -> UnderWay | None:
-        """What the device is at; None while nothing is in flight. Any thread."""
+        """What the device is at; None while it is at nothing. Any thread.
+
+        A batch that has to wait until a model is warmed up is not at the device yet.
+        """
         running = self._scheduler.running
-        if not running:
+        if not running or self._residency.is_held_up:
             return None
         waiting = self._scheduler.in_flight - sum(len(each.requests) for each in running)
         since_ns = max(running[0].started_ns, self._queue.moved_ns)

@@ -12,7 +12,8 @@ Rules.
 3. Time in which nobody looked, because the process was stopped or its machine asleep, counts as no
    more than two looks: the device may have stood still as well.
 
-What is not watched: warm-up and compilation, which run on load threads; commands, which may move
+What is not watched: warm-up and compilation, which run on load threads, and batches that wait for
+their end to have room for weights; commands, which may move
 all weights; cheap batches that run on the loop thread, which hang the loop and its health checks.
 
 Threading: loop thread.

@@ -10,6 +10,7 @@ from hloserve.core.clock import ManualClock
 from hloserve.core.errors import DeviceLost, ShuttingDown
 from hloserve.engine.execution_watch import ExecutionWatch, Sight, look, period_s
 from hloserve.engine.fake_backend import FakeBackend
+from hloserve.engine.residency.leasing import EverythingResident, Residency
 
 _S = 1_000_000_000
 _SETTING = "runtime.execution_timeout_seconds"
@@ -55,13 +56,18 @@ class _Watched(Engine):
     """An engine on a clock of its own, watched with a timeout of 300 s."""
 
     def __init__(
-        self, backend: FakeBackend, sizes: Sequence[int] = (1, 4), in_flight: int = 1
+        self,
+        backend: FakeBackend,
+        sizes: Sequence[int] = (1, 4),
+        in_flight: int = 1,
+        residency: Residency | None = None,
     ) -> None:
         self.manual = ManualClock(_S)
         self.model = build_model(backend, sizes=sizes)
         super().__init__(
-            backend, self.model, clock=self.manual, in_flight=in_flight, sleep=lambda _: None
-        )
+            backend, self.model, clock=self.manual, in_flight=in_flight, residency=residency,
+            sleep=lambda _: None,
+        )  # fmt: skip
         self._looks: list[tuple[float, Callable[..., object]]] = []
         ExecutionWatch(
             self.dispatcher.under_way,
@@ -186,6 +192,23 @@ def test_time_in_which_the_process_was_stopped_is_not_held_against_the_device() 
         engine.pass_time(100)
         engine.manual.advance(seconds=7200)
         engine.pass_time(190)
+        assert engine.is_watching
+        engine.pass_time(5)
+        assert not engine.is_watching
+
+
+class _HeldUp(EverythingResident):
+    is_held_up = True
+
+
+def test_batch_that_waits_for_a_warm_up_is_not_under_way() -> None:
+    """A slow model may take long to warm up, and takes the room of its weights meanwhile."""
+    residency = _HeldUp()
+    with _Watched(FakeBackend(), residency=residency) as engine:
+        engine.hold_device(engine.model)
+        engine.pass_time(3600)
+        residency.is_held_up = False
+        engine.pass_time(290)
         assert engine.is_watching
         engine.pass_time(5)
         assert not engine.is_watching

@@ -49,6 +49,11 @@ class Residency(Protocol):
         """
         ...
 
+    @property
+    def is_held_up(self) -> bool:
+        """True while a lease waits, and weights are there to warm a model up. Any thread."""
+        ...
+
     def release(self, model: DeviceModel) -> None:
         """End one lease. Threading: as `lease`."""
         ...
@@ -85,6 +90,11 @@ class EverythingResident(Residency):
     @override
     def lease(self, model: DeviceModel) -> Sequence[Buffer]:
         return model.weights
+
+    @property
+    @override
+    def is_held_up(self) -> bool:
+        return False
 
     @override
     def release(self, model: DeviceModel) -> None:

@@ -121,6 +121,12 @@ class WeightCache(DeviceWeights):
             self._wait_ns += self._clock.now_ns() - started_ns
         return entry.buffers
 
+    @property
+    @override
+    def is_held_up(self) -> bool:
+        with self._lock:
+            return self._moves.is_held_up
+
     @override
     def release(self, model: DeviceModel) -> None:
         entry = self._entries[model]

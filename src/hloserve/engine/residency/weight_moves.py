@@ -172,6 +172,11 @@ class WeightMoves:
             e.leases for e in self._set.counted if e is not entry
         )
 
+    @property
+    def is_held_up(self) -> bool:
+        """True while a dispatch waits, and weights are borrowed. With the lock."""
+        return bool(self._waiting_dispatches) and any(e.borrows for e in self._set.counted)
+
     def _wait_for_room(self, entry: Entry, why: Why) -> list[Entry] | None:
         """Wait until a load may begin: who goes for it. None when none is to begin."""
         is_urgent = why in (Why.DISPATCH, Why.PIN)

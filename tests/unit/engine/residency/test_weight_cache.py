@@ -64,6 +64,7 @@ def test_leased_weights_are_not_evicted(tmp_path: Path) -> None:
         under_test.use(c)
 
         assert {"a", "c"} == under_test.resident
+        assert not under_test.cache.is_held_up
         under_test.cache.release(a)
 
 
@@ -97,6 +98,8 @@ def test_lease_waits_for_weights_that_are_being_warmed_up(tmp_path: Path) -> Non
         assert has_borrowed.wait(PATIENCE_S)
         leased: list[float] = []
         dispatch = _in_thread(lambda: leased.append(under_test.use(b)))
+        while not under_test.cache.is_held_up:
+            os.sched_yield()
         assert not leased
         may_end.set()
         dispatch.join(PATIENCE_S)
