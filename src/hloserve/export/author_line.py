@@ -7,9 +7,9 @@ frontend's. Pure; any thread.
 import os
 import traceback
 import types
-from collections.abc import Iterator
 
 import hloserve
+from hloserve.core.causes import causes
 
 __all__ = ["author_line", "error_text", "is_raised_by_author"]
 
@@ -29,7 +29,7 @@ def author_line(error: BaseException) -> str:
     Returns:
         Text such as `` at net.py line 7``; empty when there is none.
     """
-    for link in reversed(list(_chain(error))):
+    for link in reversed(list(causes(error))):
         for frame in reversed(traceback.extract_tb(link.__traceback__)):
             if not _is_foreign(frame.filename):
                 return f" at {os.path.basename(frame.filename)} line {frame.lineno}"
@@ -48,15 +48,6 @@ def is_raised_by_author(error: BaseException) -> bool:
     """Whether the innermost frame is the author's own, so that no library takes part."""
     frames: list[types.FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and not _is_foreign(frames[-1].f_code.co_filename)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def _is_foreign(file: str) -> bool:

@@ -28,6 +28,7 @@ from typing import Any
 
 from hloserve.bundle.layout import FOREIGN_HOOK_FILE, HOOK_FILE
 from hloserve.bundle.manifest import Manifest
+from hloserve.core.causes import causes
 from hloserve.core.errors import HookProblem
 from hloserve.core.tensors import TensorSpec
 from hloserve.hooks.registration import Hook, Registrations, collect_registrations, is_async
@@ -159,13 +160,11 @@ def author_frames(bundle: Path, error: BaseException) -> list[str]:
     """
     root = str(bundle.parent) + "/"
     lines: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None:
-        for frame in traceback.extract_tb(seen.__traceback__):
+    for each in causes(error, with_contexts=False):
+        for frame in traceback.extract_tb(each.__traceback__):
             if frame.filename.startswith(root):
                 place = frame.filename.removeprefix(root)
                 lines.append(f"  {place}:{frame.lineno} in {frame.name}: {frame.line}")
-        seen = seen.__cause__
     return lines
 
 

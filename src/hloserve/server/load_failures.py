@@ -13,6 +13,7 @@ Rules.
 import errno
 from dataclasses import dataclass, replace
 
+from hloserve.core.causes import causes
 from hloserve.core.errors import BackendFailed, HloserveError
 from hloserve.models.repository_look import Found
 from hloserve.server.loading import BundleChanged
@@ -80,8 +81,7 @@ class LoadFailures:
 
 def _may_pass(error: BaseException | None) -> bool:
     """True for a fault of the machine that no change of the bundle mends: its retry may succeed."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return True
-        error = error.__cause__
-    return False
+    return any(
+        isinstance(each, OSError) and each.errno in _PASSING
+        for each in causes(error, with_contexts=False)
+    )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from threading import Event
 from traceback import clear_frames
 
+from hloserve.core.causes import causes
 from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
 from hloserve.models.repository_look import Found
@@ -60,6 +61,5 @@ def _let_go(error: BaseException | None) -> None:
 
     It lives in a cycle with the frame that caught it, until the collector comes, which is seldom.
     """
-    while error is not None:
-        clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in causes(error):
+        clear_frames(each.__traceback__)

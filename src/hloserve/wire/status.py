@@ -7,6 +7,7 @@ What does not: the errors (`hloserve.core.errors`). Pure data; any thread.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hloserve.core.causes import causes
 from hloserve.core.errors import (
     BodyTooLarge,
     Code,
@@ -142,7 +143,5 @@ def forget_frames(error: BaseException) -> None:
     before. Internal errors keep theirs, as those who shared a batch log the same one.
     """
     if isinstance(error, HloserveError) and error.code is not Code.INTERNAL:
-        each: BaseException | None = error
-        while each is not None:
+        for each in causes(error):
             each.__traceback__ = None
-            each = each.__cause__ or each.__context__

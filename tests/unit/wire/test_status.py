@@ -19,6 +19,7 @@ from hloserve.wire.status import (
     GRPC_OK,
     STATUS,
     code_of,
+    forget_frames,
     grpc_code,
     grpc_name,
     http_status,
@@ -80,3 +81,14 @@ def test_only_internal_errors_hide_their_text() -> None:
     assert public_text(ModelNotFound("m"), "") == str(ModelNotFound("m"))
     assert public_text(ZeroDivisionError("secret"), "ab12") == "internal error, request id ab12"
     assert public_text(HloserveError("secret"), "ab12") == "internal error, request id ab12"
+
+
+def test_error_that_is_its_own_cause_is_forgotten_like_any_other() -> None:
+    """A hook may ``raise error from error``; the loop that answers it must not go round with it."""
+    refused = InvalidInput("upside down")
+    with pytest.raises(InvalidInput):
+        raise refused from refused
+
+    forget_frames(refused)
+
+    assert refused.__traceback__ is None
