@@ -31,7 +31,7 @@ class ShuttingDown(Unavailable):
 
 
 class DeviceLost(Unavailable):
-    """The device fails whatever it is asked; the worker ends, for its supervisor to start again."""
+    """The device fails whatever it is asked, or hangs; the worker ends, to be started again."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason  # for the log: callers need not know what a driver says
