@@ -40,7 +40,8 @@ class Traced:
     """One traced program.
 
     Attributes:
-        artifact: portable artifact as the tracer wrote it: not cleaned, any target version.
+        artifact: portable artifact as the tracer wrote it: not cleaned, any target version. Or
+            the program as text.
         weights: what `main` takes after the inputs, in order.
         output_names: one per result; what `output_names` of the options defaults to.
         notes: sentences for the report: what was left out, cast or replaced.
