@@ -242,12 +242,26 @@ class _SharedCopy(HostCopy):
 
     @override
     def release(self, *, is_unused: bool) -> None:
-        # The memory goes with the last mapping, of whichever process.
+        # The memory goes with the last mapping, of whichever process; at once when nobody reads it.
         self._arrays = ()
         if _try_lock(self._fd, fcntl.LOCK_EX) and _is_named(self._fd, self._path):
             with suppress(OSError):  # of another user, in a sticky directory
                 os.unlink(self._path)
+                if is_unused:
+                    _discard(self._fd)
         os.close(self._fd)
+
+
+def _discard(fd: int) -> None:
+    """Give the memory of a file back, whoever maps it: all reads are zeros.
+
+    XLA lets go of an array that it used in place only at its next call.
+
+    Raises:
+        OSError: the file system cannot.
+    """
+    with mmap.mmap(fd, 0) as block:
+        block.madvise(mmap.MADV_REMOVE)
 
 
 def _write(fd: int, content: bytes | memoryview, offset: int) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -127,6 +128,34 @@ def test_second_acquisition_joins_and_the_last_out_removes(shm: Path, tmp_path: 
     assert 1 == len(_names(shm))
     second.release(is_unused=True)
     assert [] == _names(shm)
+
+
+@pytest.mark.parametrize("is_unused", [True, False])
+def test_memory_goes_at_once_when_nobody_reads_it_any_more(
+    tmp_path: Path, *, is_unused: bool
+) -> None:
+    """Whoever still refers to an array, as XLA does, does not keep it; a reader does."""
+    with TemporaryDirectory(dir="/dev/shm") as shm:
+        copy = _acquire(Path(shm), _weights(tmp_path))
+        array = copy.arrays[0]
+
+        copy.release(is_unused=is_unused)
+
+        assert [] == os.listdir(shm)
+        assert (0 if is_unused else 3) == array[0, 0]
+
+
+def test_memory_that_another_one_shares_stays_when_one_needs_it_no_more(
+    shm: Path, tmp_path: Path
+) -> None:
+    """Each has a lock of its own, also within one process."""
+    path = _weights(tmp_path)
+    one, other = _acquire(shm, path), _acquire(shm, path)
+
+    one.release(is_unused=True)
+
+    assert 3 == other.arrays[0][0, 0]
+    other.release(is_unused=True)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
