@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hloserve.core.causes import causes
 from hloserve.core.errors import (
+    BackendFailed,
     BodyTooLarge,
     Code,
     HloserveError,
@@ -139,9 +140,11 @@ def forget_frames(error: BaseException) -> None:
     """Drop the tracebacks of an error that has been answered, and of its causes.
 
     A frame with a variable that leads to its own error is a cycle: the tensors of a request that
-    was refused stayed until the collector's next round, which thousands of requests can come
-    before. Internal errors keep theirs, as those who shared a batch log the same one.
+    was refused, and what a hook had in hand when it failed, stayed until the collector's next
+    round, which thousands of requests can come before. An internal error has been logged by now.
+    `BackendFailed` keeps its own, as those who shared a batch log the same one.
     """
-    if isinstance(error, HloserveError) and error.code is not Code.INTERNAL:
-        for each in causes(error):
-            each.__traceback__ = None
+    for each in causes(error):
+        if isinstance(each, BackendFailed):
+            break
+        each.__traceback__ = None
