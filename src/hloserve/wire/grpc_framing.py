@@ -1,8 +1,8 @@
 """gRPC messages in a byte stream: the five-byte prefix, the caps, gzip.
 
 What lives here: taking messages apart and putting them together. What does not: HTTP/2
-(`hloserve.wire.http2`) and headers (`hloserve.wire.grpc_headers`). No I/O; the thread that drives
-the connection.
+(`hloserve.wire.http2`), headers (`hloserve.wire.grpc_headers`) and decompression
+(`hloserve.wire.inflating`). No I/O; the thread that drives the connection.
 
 Rules.
 1. The cap is enforced at the prefix, before anything is allocated for the message.
@@ -22,6 +22,7 @@ from typing import TypeAlias
 from hloserve.core.errors import BodyTooLarge, MalformedBody, Overloaded
 from hloserve.core.reused_memory import ReusedMemory
 from hloserve.wire.bytes_in_hand import Growth
+from hloserve.wire.inflating import Inflater, Source
 
 __all__ = [
     "MAX_RECV_SETTING",
@@ -53,9 +54,11 @@ _WBITS = 32 + zlib.MAX_WBITS
 _QUICK_PACKED_BYTES = 1024
 """Compressed messages up to here grow to a megabyte at most, which takes a few milliseconds."""
 
-_SLICE_BYTES = 64 * 1024
-_PIECE_BYTES = 1024 * 1024
-"""What one call takes in and lets out: whoever counts is asked before."""
+_SOURCE = Source(
+    slice_bytes=64 * 1024,
+    cut_short="the compressed data of a message ends too early",
+    damaged="a message is not valid gzip or deflate data",
+)
 
 _PREFIX = Struct(">BI")
 _pack_prefix = _PREFIX.pack
@@ -242,29 +245,9 @@ class MessageReader:
 
 
 def _inflate(body: bytearray, limit: int, setting: str, growth: Growth | None) -> Message:
-    inflater = zlib.decompressobj(_WBITS)
-    packed = memoryview(body)
-    message = bytearray()
-    position, is_full = 0, False
-    while not inflater.eof:
-        piece = packed[position : position + _SLICE_BYTES]
-        if not piece and not is_full:
-            raise MalformedBody("the compressed data of a message ends too early")
-        room = min(limit - len(message) + 1, _PIECE_BYTES)
-        try:
-            if growth is not None:
-                growth.reach(len(message) + room)
-            unpacked = inflater.decompress(piece, room)
-        except Overloaded:
-            message.clear()  # or the traceback keeps it
-            raise
-        except zlib.error as error:
-            raise MalformedBody(f"a message is not valid gzip or deflate data: {error}") from error
-        message += unpacked
-        is_full = len(unpacked) == room
-        if len(message) > limit:
-            raise BodyTooLarge(limit, None, setting)
-        position += len(piece) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
-    if position < len(packed):
+    inflater = Inflater(body, _SOURCE, limit, setting, growth)
+    inflater.read_stream(_WBITS)
+    if inflater.rest_bytes:
         raise MalformedBody("there is data after the compressed data of a message")
+    message = inflater.result
     return bytes(message) if len(message) < VIEW_FROM_BYTES else message

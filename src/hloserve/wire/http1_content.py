@@ -1,19 +1,21 @@
 """Content codings, gzip and deflate: of request bodies, never larger than a cap, and of answers.
 
-What lives here: decompression that stops at the cap, compression where it is worth it, and which
-coding a client accepts. What does not: transfer codings (`hloserve.wire.http1`). Stateless; any
-thread.
+What lives here: what a compressed body may consist of, compression where it is worth it, and which
+coding a client accepts. What does not: decompression (`hloserve.wire.inflating`) and transfer
+codings (`hloserve.wire.http1`). Stateless; any thread.
 
 Source: RFC 9110 sections 8.4 and 12.5.3.
 """
 
 import zlib
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from hloserve.core.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMedia
+from hloserve.core.errors import MalformedBody, UnsupportedMedia
 from hloserve.wire.bytes_in_hand import Growth
 from hloserve.wire.http1_messages import Body
+from hloserve.wire.inflating import Inflater, Source
 
 __all__ = ["Coding", "accepted_coding", "decode_content", "encode_content"]
 
@@ -23,8 +25,14 @@ _GZIP_BITS = 16 + zlib.MAX_WBITS
 _SLICE_BYTES = 16 * 2**10
 """What one call decompresses. Of its input, what follows a member is copied, so that many members
 in one piece would cost the square of their number."""
-_PIECE_BYTES = 2**20
-"""What one call gives: whoever counts is asked before."""
+_SOURCES: Mapping[Coding, Source] = {
+    name: Source(
+        slice_bytes=_SLICE_BYTES,
+        cut_short=f"body is cut short: the {name} data does not end",
+        damaged=f"body is not valid {name} data",
+    )
+    for name in get_args(Coding)
+}
 _MOST_MEMBERS = 2**16
 """Blocked gzip has one per 64 KiB. An empty one takes 20 bytes, and a microsecond to begin."""
 _SUPPORTED = ("gzip", "deflate", "identity")
@@ -64,7 +72,7 @@ def decode_content(
     if name in ("gzip", "x-gzip"):
         return _inflate(body, _GZIP_BITS, "gzip", max_bytes, setting, growth)
     if name == "deflate":
-        return _inflate(body, _deflate_bits(body), name, max_bytes, setting, growth)
+        return _inflate(body, _deflate_bits(body), "deflate", max_bytes, setting, growth)
     raise UnsupportedMedia(f"Content-Encoding {coding.strip()[:64]!r}", _SUPPORTED)
 
 
@@ -75,54 +83,17 @@ def _deflate_bits(body: Body) -> int:
 
 
 def _inflate(
-    body: Body, bits: int, name: str, max_bytes: int, setting: str, growth: Growth | None
+    body: Body, bits: int, name: Coding, max_bytes: int, setting: str, growth: Growth | None
 ) -> Body:
-    packed = memoryview(body)
-    result = bytearray()
-    position = members = 0
-    while position < len(packed):
-        if members and bits != _GZIP_BITS:  # only gzip may have several members
-            rest = len(packed) - position
+    inflater = Inflater(body, _SOURCES[name], max_bytes, setting, growth)
+    for _ in range(_MOST_MEMBERS):
+        inflater.read_stream(bits)
+        rest = inflater.rest_bytes
+        if not rest:
+            return memoryview(inflater.result).toreadonly()
+        if bits != _GZIP_BITS:  # only gzip may have several members
             raise MalformedBody(f"body has {rest} bytes after the end of its {name} data")
-        members += 1
-        if members > _MOST_MEMBERS:
-            raise MalformedBody(f"body has more than {_MOST_MEMBERS} {name} members")
-        inflater = zlib.decompressobj(bits)
-        is_full = False
-        while not inflater.eof:
-            piece = packed[position : position + _SLICE_BYTES]
-            if not piece and not is_full:
-                raise MalformedBody(f"body is cut short: the {name} data does not end")
-            room = min(max_bytes - len(result) + 1, _PIECE_BYTES)
-            is_full = _inflate_piece(inflater, piece, room, name, result, growth) == room
-            if len(result) > max_bytes:
-                raise BodyTooLarge(max_bytes, None, setting)
-            position += len(piece) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
-    if not members:
-        raise MalformedBody(f"body is cut short: the {name} data does not end")
-    return memoryview(result).toreadonly()
-
-
-def _inflate_piece(
-    inflater: Any,
-    piece: memoryview,
-    room: int,
-    name: str,
-    result: bytearray,
-    growth: Growth | None,
-) -> int:
-    """Append what a piece gives, at most `room` bytes; returns how many."""
-    try:
-        if growth is not None:
-            growth.reach(len(result) + room)
-        unpacked = inflater.decompress(piece, room)
-    except Overloaded:
-        result.clear()  # or the traceback keeps it
-        raise
-    except zlib.error as error:
-        raise MalformedBody(f"body is not valid {name} data: {error}") from error
-    result += unpacked
-    return len(unpacked)
+    raise MalformedBody(f"body has more than {_MOST_MEMBERS} {name} members")
 
 
 @lru_cache(maxsize=256)
