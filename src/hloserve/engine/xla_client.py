@@ -83,7 +83,10 @@ def open_devices(platform: str, *, runs_ahead: bool, cpu_threads: int | None = N
     try:
         return list(jax.local_devices(backend=platform))
     except RuntimeError as error:
-        raise ConfigProblem("device", "runtime.backend", f"{platform}: {error}") from error
+        reason = str(error).rstrip(".")
+        if platform == "cuda":
+            reason += "; is there an NVIDIA GPU with its driver, and 'hloserve[cuda13]' installed?"
+        raise ConfigProblem("device", "runtime.backend", f"{platform}: {reason}") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ def _aligned(values: Array, dtype: DType) -> Array:
     array = HostArena(values.nbytes + 64).take(dtype, values.shape)
     array[...] = values
     return array
+
+
+def test_device_that_is_not_there_says_what_it_takes() -> None:
+    """XLA's own words name neither the driver nor what to install."""
+    with suppress(RuntimeError):
+        jax.local_devices(backend="cuda")
+        pytest.skip("there is an NVIDIA GPU")
+
+    with pytest.raises(ConfigProblem, match=r"runtime.backend: cuda: .*hloserve\[cuda13\]"):
+        XlaBackend("cuda")
 
 
 def test_versions_are_in_the_tested_range() -> None:
