@@ -107,7 +107,14 @@ class SharedStore(HostStore):
 
     def _reason(self, error: OSError, size: int) -> str:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-            return f"shared memory in {self._directory}: {error.strerror}"
+            where = error.filename or self._directory
+            told = f"shared memory {where}: {error.strerror}"
+            if error.errno == errno.EACCES:
+                told += (
+                    "; workers that share weights must be of one user, or of one group that"
+                    " runtime.shared_host_weights_mode lets read and write, as 660 does"
+                )
+            return told
         free = 0
         with suppress(OSError):
             found = os.statvfs(self._directory)

@@ -90,6 +90,19 @@ def _end(process: "subprocess.Popen[str]") -> None:
     assert process.wait(60) == 0
 
 
+@contextmanager
+def _stranger() -> Iterator[None]:
+    """Another user for a while, where this one is root and may open everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def test_weights_are_those_of_the_file_and_aligned(shm: Path, tmp_path: Path) -> None:
     """Arrays lie in one file, read-only, each at a multiple of 64 bytes."""
     copy = _acquire(shm, _weights(tmp_path))
@@ -348,10 +361,25 @@ def test_links_are_not_followed(shm: Path, tmp_path: Path) -> None:
     victim.write_bytes(b"precious")
     (shm / name).symlink_to(victim)
 
-    with pytest.raises(WeightsProblem, match="shared memory in"):
+    with pytest.raises(WeightsProblem, match="shared memory .*hlow-m-"):
         _acquire(shm, path)
 
     assert b"precious" == victim.read_bytes()
+
+
+def test_copy_that_this_user_may_not_open_is_an_error_that_says_what_to_do(
+    shm: Path, tmp_path: Path
+) -> None:
+    """The file is named, and who may share it."""
+    path = _weights(tmp_path)
+    copy = _acquire(shm, path, mode=0o600)
+    (name,) = _names(shm)
+    os.chmod(shm / name, 0)
+    with WeightsFile.open(path) as weights, _stranger():
+        source = WeightsSource("m", weights, SharedStore(directory=shm))
+        with pytest.raises(WeightsProblem, match=rf"{name}: Permission denied; .* of one group"):
+            source.read()
+    copy.release(is_unused=True)
 
 
 def test_missing_directory_is_an_error(tmp_path: Path) -> None:
