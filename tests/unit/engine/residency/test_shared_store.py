@@ -361,7 +361,7 @@ def test_links_are_not_followed(shm: Path, tmp_path: Path) -> None:
     victim.write_bytes(b"precious")
     (shm / name).symlink_to(victim)
 
-    with pytest.raises(WeightsProblem, match="shared memory .*hlow-m-"):
+    with pytest.raises(WeightsProblem, match=r"shared memory .*hlow-m-"):
         _acquire(shm, path)
 
     assert b"precious" == victim.read_bytes()
