@@ -95,8 +95,9 @@ class Rpc(RpcReceived["Handler"]):
         if self.connection is None:
             return
         self.connection = None
-        if self.on_cancel is not None:
-            self.on_cancel()
+        on_cancel, self.on_cancel = self.on_cancel, None  # it may lead back here, with the message
+        if on_cancel is not None:
+            on_cancel()
 
 
 def told(error: BaseException) -> tuple[Code, str]:

@@ -201,8 +201,9 @@ class StreamingRpc(Rpc):
     @override
     def cancelled(self) -> None:
         self._waiting.clear()
-        if self._give_up_unpacking is not None:
-            self._give_up_unpacking()
+        give_up, self._give_up_unpacking = self._give_up_unpacking, None  # it leads back here
+        if give_up is not None:
+            give_up()
         super().cancelled()
         self._forget_handler()
 

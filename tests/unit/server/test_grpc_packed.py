@@ -1,5 +1,6 @@
 """Compressed messages, which are unpacked apart from the loop."""
 
+import gc
 import gzip
 import random
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ from hloserve.wire.grpc_server import GrpcServerConnection
 _MOST = 4 << 20
 _TEXT = b"".join(b"%d " % number for number in range(10_000))
 _BOMB = bytes(2 * _MOST)
+_PACKED = gzip.compress(_TEXT[:20_000])
+"""Fits one frame, and is long enough to be unpacked on a thread."""
 
 
 @pytest.fixture(name="server")
@@ -138,7 +141,7 @@ def test_a_call_whose_caller_leaves_while_it_is_unpacked_is_dropped(server: Runn
 
     def leave() -> None:
         connection = Connection(server.server)
-        call = _call(1, b"/test.Service/Hold", gzip.compress(_TEXT))
+        call = _call(1, b"/test.Service/Hold", _PACKED)
         cancel = frame(RST_STREAM, 0, 1, (8).to_bytes(4, "big"))
         data = PREFACE + frame(SETTINGS) + call + cancel
         server.server.read_buffer[: len(data)] = data
@@ -149,3 +152,32 @@ def test_a_call_whose_caller_leaves_while_it_is_unpacked_is_dropped(server: Runn
         assert _TEXT == channel.unary_unary("/test.Service/Echo")(_TEXT, timeout=20)
 
     assert service.held == []
+
+
+@pytest.mark.parametrize("path", [b"/test.Service/Hold", b"/test.Service/Talk"])
+def test_messages_of_callers_who_leave_while_they_are_unpacked_are_let_go(
+    server: RunningServer, path: bytes
+) -> None:
+    """They do not wait for the collector: a bomb is half a megabyte, and nobody waits for it."""
+    streams = range(1, 41, 2)
+
+    def leave() -> None:
+        connection = Connection(server.server)
+        calls = (_call(stream, path, _PACKED) for stream in streams)
+        cancels = (frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big")) for stream in streams)
+        for data in (PREFACE + frame(SETTINGS), *calls, *cancels):
+            server.server.read_buffer[: len(data)] = data
+            connection.buffer_updated(len(data))
+
+    gc.collect()
+    gc.disable()
+    try:
+        server.on_loop(leave)
+        with grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip) as channel:
+            for _ in range(20):  # these go through the threads behind those that nobody waits for
+                assert _TEXT == channel.unary_unary("/test.Service/Echo")(_TEXT, timeout=20)
+            left = sum(type(each) is PackedMessage for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+    assert left <= 2, "more than what the threads had last"
