@@ -84,7 +84,7 @@ def main() -> None:
     """Try each model and print its row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", metavar="NAME")
-    parser.add_argument("--library", nargs="*", metavar="LIBRARY")
+    parser.add_argument("--library", nargs="*", choices=_LIBRARIES, metavar="LIBRARY")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the libraries, about themselves
@@ -94,9 +94,9 @@ def main() -> None:
         " | error/signal static | error/signal open | |\n|---|---|---|---|---|---|---|---|---|---|"
     )
     rows = []
-    for entry in (*_transformers(), *_timm(), *_torchvision()):
-        wanted = not options.library or entry.library in options.library
-        if wanted and (not options.only or entry.name in options.only):
+    chosen = options.library or list(_LIBRARIES)  # importing the others may fail, or take long
+    for entry in (entry for library in chosen for entry in _LIBRARIES[library]()):
+        if not options.only or entry.name in options.only:
             rows.append(_measure(entry))
             print(rows[-1], flush=True)
     if options.json is not None:
@@ -272,6 +272,9 @@ def _torchvision() -> list[Entry]:
         _images(64),
     )
     return [*found, Entry("torchvision", "deeplabv3_resnet50", deeplab, calibrate=True)]
+
+
+_LIBRARIES = {"transformers": _transformers, "timm": _timm, "torchvision": _torchvision}
 
 
 if __name__ == "__main__":
