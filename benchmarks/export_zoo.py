@@ -258,11 +258,16 @@ def _torchvision() -> list[Entry]:
         "googlenet": 64,
         "inception_v3": 96,
     }
+    # A head for training alone, which small images do not reach.
+    without_aux = {name: {"aux_logits": False} for name in ("googlenet", "inception_v3")}
     found = [
         Entry(
             "torchvision",
             name,
-            lambda name=name, size=size: (getattr(models, name)(), _images(size)),
+            lambda name=name, size=size: (
+                getattr(models, name)(**without_aux.get(name, {})),
+                _images(size),
+            ),
             calibrate=True,
         )
         for name, size in names.items()
