@@ -17,7 +17,6 @@ from hloserve.config.loading import LoadedConfig
 from hloserve.config.resolving import resolve_log_format
 from hloserve.core.logging import configure
 from hloserve.engine.programs.program_probe import ProgramProbe
-from hloserve.server.allocator import keep_freed_memory
 from hloserve.server.listeners import Addresses
 from hloserve.server.listening import allow_many_connections
 from hloserve.server.startup import BackendFactory, open_backend
@@ -54,7 +53,6 @@ def serve(
     Threading: the main thread, because it takes signals.
     """
     allow_many_connections()
-    keep_freed_memory()
     is_terminal = sys.stderr.isatty()
     configure(
         resolve_log_format(loaded.config.logging, is_terminal=is_terminal).value,
