@@ -525,7 +525,7 @@ def test_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
     try:
         with repository_under_test(tmp_path, _Full()) as under_test:
             assert ["failed a", "started 0, failed 1"] == under_test.begin()
-            assert _programs() == before
+            assert _programs() <= before  # what other tests left may go meanwhile
     finally:
         gc.enable()
 
