@@ -72,7 +72,7 @@ class _Full(FakeBackend):
 
 
 def _programs() -> int:
-    return sum(isinstance(each, FakeProgram) for each in gc.get_objects())
+    return sum(type(each) is FakeProgram for each in gc.get_objects())
 
 
 def _outcome(ticket: Ticket[None]) -> object:
