@@ -1,12 +1,13 @@
-"""The clock that is handed in wherever time matters.
+"""The clock and the timer that are handed in wherever time matters.
 
 Instants are integers: nanoseconds of the process's monotonic clock. Any thread.
 """
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock"]
+__all__ = ["Clock", "Later", "ManualClock", "SystemClock"]
 
 
 class Clock(Protocol):
@@ -14,6 +15,14 @@ class Clock(Protocol):
 
     def now_ns(self) -> int:
         """The present instant in nanoseconds, monotonic."""
+        ...
+
+
+class Later(Protocol):
+    """Runs a callable on the loop thread after a while: `loop.call_later`."""
+
+    def __call__(self, delay_s: float, callback: Callable[..., object], /, *args: Any) -> object:
+        """Call `callback(*args)` in `delay_s` seconds."""
         ...
 
 

@@ -13,8 +13,8 @@ Rules.
    more than two looks: the device may have stood still as well.
 
 What is not watched: warm-up and compilation, which run on load threads, and batches that wait for
-their end to have room for weights; commands, which may move
-all weights; cheap batches that run on the loop thread, which hang the loop and its health checks.
+their end to have room for weights; commands, which may move all weights; cheap batches that run on
+the loop thread, which hang the loop and its health checks.
 
 Threading: loop thread.
 """
@@ -22,24 +22,15 @@ Threading: loop thread.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from hloserve.core.clock import Clock
+from hloserve.core.clock import Clock, Later
 from hloserve.core.errors import DeviceLost
 from hloserve.core.logging import log_event
 from hloserve.engine.scheduling.dispatch import Dispatch
 
-__all__ = ["ExecutionWatch", "Later", "Sight", "UnderWay", "look", "period_s"]
+__all__ = ["ExecutionWatch", "Sight", "UnderWay", "look", "period_s"]
 
 log = logging.getLogger(__name__)
-
-
-class Later(Protocol):
-    """Runs a callable on the loop thread after a while: `loop.call_later`."""
-
-    def __call__(self, delay_s: float, callback: Callable[..., object], /, *args: Any) -> object:
-        """Hand `callback(*args)` to the loop in `delay_s` seconds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

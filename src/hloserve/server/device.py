@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from hloserve.config.resolving import resolve_dispatches_in_flight
 from hloserve.config.schema import WorkerConfig
-from hloserve.core.clock import Clock
+from hloserve.core.clock import Clock, Later
 from hloserve.core.logging import log_event
 from hloserve.engine.backend import Backend
 from hloserve.engine.dispatcher import Dispatcher
-from hloserve.engine.execution_watch import ExecutionWatch, Later
+from hloserve.engine.execution_watch import ExecutionWatch
 from hloserve.engine.residency.budget import MemoryLimits
 from hloserve.engine.residency.floors import ResidencyMode
 from hloserve.engine.residency.host_weights import HostStore, PrivateStore

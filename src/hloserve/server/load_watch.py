@@ -9,11 +9,12 @@ from threading import Event
 from traceback import clear_frames
 
 from hloserve.core.causes import causes
+from hloserve.core.clock import Later
 from hloserve.engine.backend import Executable
 from hloserve.engine.dispatcher import Post
 from hloserve.models.repository_look import Found
 from hloserve.server.loading import BundleLoader, Loaded
-from hloserve.server.repository_events import Later, RepositoryEvents
+from hloserve.server.repository_events import RepositoryEvents
 
 __all__ = ["SLOW_S", "LoadWatch"]
 

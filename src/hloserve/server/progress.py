@@ -19,10 +19,10 @@ from typing import TextIO
 
 from typing_extensions import override
 
+from hloserve.core.clock import Later
 from hloserve.core.terminal_line import TerminalLine
 from hloserve.engine.dispatcher import Post
 from hloserve.models.progress import NoProgress, Progress
-from hloserve.server.repository_events import Later
 
 __all__ = ["PostedProgress", "TerminalProgress", "build_progress", "keep_drawing"]
 

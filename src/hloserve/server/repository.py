@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from hloserve.core.clock import Clock
+from hloserve.core.clock import Clock, Later
 from hloserve.core.errors import (
     BundleNotFound,
     DeviceMemoryFull,
@@ -42,7 +42,7 @@ from hloserve.server.load_outcomes import run_alone, settle
 from hloserve.server.load_watch import LoadWatch
 from hloserve.server.loading import BundleLoader, Loaded
 from hloserve.server.meta_relations import MetaRelations
-from hloserve.server.repository_events import Later, RepositoryEvents, RepositorySettings
+from hloserve.server.repository_events import RepositoryEvents, RepositorySettings
 
 __all__ = ["Repository"]
 

@@ -4,21 +4,13 @@ What lives here: the settings and the seams of `hloserve.server.repository`. Imm
 called is called on the loop thread, but for the beginning of a load.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from hloserve.models.model import Model
 
-__all__ = ["Later", "RepositoryEvents", "RepositorySettings"]
-
-
-class Later(Protocol):
-    """Runs a callable on the loop thread after a while: `loop.call_later`."""
-
-    def __call__(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object:
-        """Call `callback(*args)` in `delay` seconds."""
-        ...
+__all__ = ["RepositoryEvents", "RepositorySettings"]
 
 
 class RepositoryEvents(Protocol):
