@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from hloserve.core.clock import Clock
-from hloserve.core.errors import HloserveError, MalformedBody
+from hloserve.core.errors import HloserveError
 from hloserve.core.requests import NEVER_NS, InferRequest, InferResponse, Parameter
 from hloserve.core.tickets import Call
 from hloserve.server.catalog import Catalog
@@ -26,7 +26,7 @@ from hloserve.server.repository_control import RepositoryControl
 from hloserve.server.rest_exchange import Exchange
 from hloserve.server.shared_memory_rest import SharedMemoryEndpoints
 from hloserve.wire import v2_json as codec
-from hloserve.wire.v2_json_values import RawValues, decode_values
+from hloserve.wire.v2_json_values import RawValues, decode_json, decode_values
 
 __all__ = ["RestInferenceService"]
 
@@ -296,12 +296,7 @@ _R = TypeVar("_R", _IndexRequest, _ChangeRequest)
 def _parse_request(body: bytes, kind: type[_R], what: str) -> _R:
     if not body.strip():
         return kind()
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"{what} request: {error}") from error
-    except RecursionError as error:
-        raise MalformedBody(f"{what} request: the JSON is nested too deeply") from error
+    return decode_json(body, msgspec.json.Decoder(kind), f"{what} request")
 
 
 def _parse_parameters(body: bytes) -> dict[str, Parameter]:

@@ -11,7 +11,7 @@ import msgspec
 
 from hloserve.core.errors import MalformedBody
 
-__all__ = ["RawValues", "decode_object", "decode_values"]
+__all__ = ["RawValues", "decode_json", "decode_object", "decode_values"]
 
 RawValues = dict[str, msgspec.Raw]
 """An object whose values have been skipped, not read."""
@@ -33,13 +33,27 @@ def decode_object(body: bytes, kind: msgspec.json.Decoder[_T], what: str) -> dic
     """
     if not body.strip():
         return {}
+    values = decode_json(body, _objects, what)
+    return decode_values(values, kind, what)
+
+
+def decode_json(body: bytes, decoder: msgspec.json.Decoder[_T], what: str) -> _T:
+    """Read a body that is not empty.
+
+    Args:
+        body: the text.
+        decoder: reads it.
+        what: what the body is, for messages.
+
+    Raises:
+        MalformedBody: it is no such JSON.
+    """
     try:
-        values = _objects.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"{what}: {error}") from error
     except RecursionError as error:
         raise MalformedBody(f"{what}: the JSON is nested too deeply") from error
-    return decode_values(values, kind, what)
 
 
 def decode_values(
