@@ -8,9 +8,11 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 import numpy as np
+import pytest
 
 from hloserve.core.clock import Clock, ManualClock, SystemClock
 from hloserve.core.dtypes import F32, DType
+from hloserve.core.errors import DeviceLost, ShuttingDown
 from hloserve.core.requests import DEFAULT_PRIORITY
 from hloserve.core.tensors import Array, Axis, AxisKind, TensorSpec
 from hloserve.engine.backend import Executable
@@ -279,6 +281,16 @@ def outcome_of(ticket: QueuedRequest) -> list[Array]:
         outputs: list[Array] = stop.value
         return outputs
     raise AssertionError("the request is not settled")
+
+
+def expect_device_lost(callers: Sequence[QueuedRequest], in_flight: int) -> None:
+    """Those in flight were told that the device is lost, the others that the server ends."""
+    for caller in callers[:in_flight]:
+        with pytest.raises(DeviceLost, match="the device is lost"):
+            outcome_of(caller)
+    for caller in callers[in_flight:]:
+        with pytest.raises(ShuttingDown):
+            outcome_of(caller)
 
 
 def manual_scheduler(max_queue_depth: int = 1024) -> tuple[Scheduler, ManualClock]:

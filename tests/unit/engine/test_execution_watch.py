@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 import pytest
-from support.engine_models import Engine, build_model, outcome_of, request
+from support.engine_models import Engine, build_model, expect_device_lost, outcome_of, request
 
 from hloserve.core.clock import ManualClock
-from hloserve.core.errors import DeviceLost, ShuttingDown
+from hloserve.core.errors import DeviceLost
 from hloserve.engine.execution_watch import ExecutionWatch, Sight, look, period_s
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.residency.leasing import EverythingResident, Residency
@@ -114,12 +114,7 @@ def test_execution_that_hangs_is_told_and_everybody_is_sent_elsewhere(
         engine.pass_time(5)
         engine.run_until_the_end_is_told()
 
-        for caller in callers[:in_flight]:
-            with pytest.raises(DeviceLost, match="the device is lost"):
-                outcome_of(caller)
-        for caller in callers[in_flight:]:
-            with pytest.raises(ShuttingDown):
-                outcome_of(caller)
+        expect_device_lost(callers, in_flight)
         assert (engine.is_watching, engine.dispatcher.is_given_up) == (False, True)
         assert engine.model.statistics.failed_count == in_flight
 

@@ -8,10 +8,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.engine_models import Engine, build_model, outcome_of, request, wait_until_asleep
+from support.engine_models import (
+    Engine,
+    build_model,
+    expect_device_lost,
+    outcome_of,
+    request,
+    wait_until_asleep,
+)
 from typing_extensions import override
 
-from hloserve.core.errors import BackendFailed, DeviceLost, DeviceMemoryFull, ShuttingDown
+from hloserve.core.errors import BackendFailed, DeviceLost, DeviceMemoryFull
 from hloserve.engine.backend import Buffer
 from hloserve.engine.fake_backend import FakeBackend
 from hloserve.engine.residency.leasing import EverythingResident
@@ -126,12 +133,7 @@ def test_lost_device_ends_the_thread_and_everybody_is_sent_elsewhere(in_flight: 
         assert engine.dispatcher.join(10)
 
     assert isinstance(engine.ends[0], DeviceLost)
-    for caller in callers[:in_flight]:
-        with pytest.raises(DeviceLost, match="the device is lost"):
-            outcome_of(caller)
-    for caller in callers[in_flight:]:
-        with pytest.raises(ShuttingDown):
-            outcome_of(caller)
+    expect_device_lost(callers, in_flight)
     assert (model.statistics.failed_count, len(backend.executed)) == (in_flight, in_flight)
 
 

@@ -23,6 +23,14 @@ def _admit(placement: AllOnDevice, backend: FakeBackend, directory: Path) -> Dev
     return model
 
 
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    """Where shared copies are."""
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    return directory
+
+
 def test_weights_are_there_from_admission_on(tmp_path: Path) -> None:
     """A lease is the model's own list, and the file is closed."""
     backend = FakeBackend()
@@ -75,11 +83,11 @@ def test_device_with_memory_of_its_own_needs_no_copy_on_the_host(tmp_path: Path)
     backend.close()
 
 
-def test_cpu_that_runs_ahead_computes_with_the_copy_that_all_workers_share(tmp_path: Path) -> None:
+def test_cpu_that_runs_ahead_computes_with_the_copy_that_all_workers_share(
+    tmp_path: Path, shm: Path
+) -> None:
     """It has no memory of its own: the shared file stays, for the next worker to join."""
     backend = AheadCpu()
-    shm = tmp_path / "shm"
-    shm.mkdir()
     placement = AllOnDevice(backend, SharedStore(directory=shm))
 
     model = _admit(placement, backend, tmp_path)
@@ -91,11 +99,9 @@ def test_cpu_that_runs_ahead_computes_with_the_copy_that_all_workers_share(tmp_p
     backend.close()
 
 
-def test_load_that_does_not_fit_fails_and_leaves_nothing(tmp_path: Path) -> None:
+def test_load_that_does_not_fit_fails_and_leaves_nothing(tmp_path: Path, shm: Path) -> None:
     """Neither on the device nor in shared memory."""
     backend = FakeBackend(limit_bytes=1)
-    shm = tmp_path / "shm"
-    shm.mkdir()
 
     with pytest.raises(DeviceMemoryFull):
         _admit(AllOnDevice(backend, SharedStore(directory=shm)), backend, tmp_path)
@@ -116,11 +122,9 @@ def test_file_that_cannot_be_read_is_closed(tmp_path: Path) -> None:
     assert -1 == weights.fd
 
 
-def test_closing_gives_shared_copies_back(tmp_path: Path) -> None:
+def test_closing_gives_shared_copies_back(tmp_path: Path, shm: Path) -> None:
     """The process ends: what others may share is theirs now, and the last removes it."""
     backend = FakeBackend()
-    shm = tmp_path / "shm"
-    shm.mkdir()
     placement = AllOnDevice(backend, SharedStore(directory=shm))
     model = _admit(placement, backend, tmp_path)
     assert 1 == len(os.listdir(shm))
