@@ -92,16 +92,17 @@ def open_devices(platform: str, *, runs_ahead: bool, cpu_threads: int | None = N
 @contextmanager
 def _variable(name: str, value: int | None) -> Iterator[None]:
     """Set a variable of the environment for a while; None leaves it as it is."""
+    if value is None:
+        yield
+        return
     before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = str(value)
+    os.environ[name] = str(value)
     try:
         yield
     finally:
-        if value is not None:
-            del os.environ[name]
-            if before is not None:
-                os.environ[name] = before
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def translated(operation: str, model: str, error: Exception) -> HloserveError:

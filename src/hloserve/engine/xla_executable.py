@@ -7,7 +7,7 @@ Rule: what was restored is written down as it was read. XLA writes an executable
 without the functions that it calls, and only its execution tells: "NOT_FOUND: Function ...".
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hloserve.engine.programs.notes import ProgramNotes
@@ -16,10 +16,11 @@ from hloserve.engine.programs.signature import Signature
 __all__ = ["XlaExecutable"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class XlaExecutable:
     """A compiled program and the handlers that make arrays of its results.
 
-    Args:
+    Attributes:
         signature: of the program.
         loaded: the executable, as PJRT has it.
         handlers: one for each result.
@@ -28,20 +29,9 @@ class XlaExecutable:
         restored_from: the bytes that it was made of; None for what was compiled here.
     """
 
-    __slots__ = ("handlers", "loaded", "model", "notes", "restored_from", "signature")
-
-    def __init__(
-        self,
-        signature: Signature,
-        loaded: Any,
-        handlers: Sequence[Any],
-        model: str,
-        notes: ProgramNotes,
-        restored_from: bytes | None = None,
-    ) -> None:
-        self.signature = signature
-        self.notes = notes
-        self.loaded = loaded
-        self.handlers = list(handlers)
-        self.model = model
-        self.restored_from = restored_from
+    signature: Signature
+    loaded: Any
+    handlers: list[Any]
+    model: str
+    notes: ProgramNotes
+    restored_from: bytes | None = None

@@ -56,7 +56,11 @@ class Catalog:
     @property
     def is_ready(self) -> bool:
         """True when the start-up set is decided, a model serves, and the server is not leaving."""
-        return self.is_live and not self.is_draining and self._registry.is_ready
+        return not self._is_leaving and self._registry.is_ready
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self.is_draining or not self.is_live
 
     def server_metadata(self) -> ServerMetadata:
         """Name, version and extensions."""
@@ -89,8 +93,7 @@ class Catalog:
         check_version(name, version)
         for entry in self._entries():
             if entry.name == name:
-                is_leaving = self.is_draining or not self.is_live
-                is_ready = entry.state is ModelState.READY and not is_leaving
+                is_ready = entry.state is ModelState.READY and not self._is_leaving
                 return is_ready and self._has_weights(name)
         raise ModelNotFound(name)
 

@@ -106,7 +106,7 @@ class InferenceService:
             in_flight.done(None, TooManyInFlight(self.max_in_flight))
         elif request.deadline_ns <= now_ns:
             in_flight.done(None, DeadlineExceeded(request.model))
-        elif request.version and request.version not in ACCEPTED_VERSIONS:
+        elif request.version not in ACCEPTED_VERSIONS:
             # Before the model is looked up: one that loads will not have the version either.
             in_flight.done(None, ModelNotFound(request.model, request.version))
         else:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -49,15 +50,15 @@ def open_backend(config: RuntimeConfig) -> Backend:
     compiling = _compile_settings(config)
     runs_ahead = config.dispatches_in_flight not in ("auto", 1)  # on the CPU it is a choice
     cpu_threads = None if config.cpu_threads == "auto" else config.cpu_threads
+    open_xla = partial(
+        XlaBackend, runs_ahead=runs_ahead, cpu_threads=cpu_threads, compiling=compiling
+    )
     try:
-        return XlaBackend(
+        return open_xla(
             config.backend,
             config.device_ordinal,
             mem_fraction=config.mem_fraction,
             preallocate=config.preallocate,
-            runs_ahead=runs_ahead,
-            cpu_threads=cpu_threads,
-            compiling=compiling,
         )
     except HloserveError as error:
         if config.backend == "cpu" or not config.allow_cpu_fallback or _is_of_settings(error):
@@ -71,9 +72,7 @@ def open_backend(config: RuntimeConfig) -> Backend:
             reason=str(error),
             setting="runtime.allow_cpu_fallback",
         )
-        return XlaBackend(
-            "cpu", 0, runs_ahead=runs_ahead, cpu_threads=cpu_threads, compiling=compiling
-        )
+        return open_xla("cpu", 0)
 
 
 def _is_of_settings(error: HloserveError) -> bool:
